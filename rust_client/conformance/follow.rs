@@ -1,4 +1,4 @@
-//! A worker that says on stdout what happens to it, one line of JSON for each event.
+//! A worker that prints each of its events to stdout, as a line of JSON.
 
 use crate::sequences::memory;
 use serde_json::{json, Value};
@@ -13,9 +13,9 @@ use weightbus::{Builder, Event, Model, Update, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-const LOOK: Duration = Duration::from_millis(100); // how often to look whether to end
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // between two checks whether to end
 
-/// What the command line asks for.
+/// The options of the command line.
 pub struct Options {
     pub address: String,
     pub name: String,
@@ -25,36 +25,37 @@ pub struct Options {
     pub bytes_max: Option<u64>,
     pub network: bool,
     pub seconds: f64,
-    pub turn_down: Vec<u64>,
-    pub spoil: Vec<u64>,
-    pub apply_seconds: (f64, Option<Vec<u64>>), // and which versions take so long; nothing: all
+    pub reject_versions: Vec<u64>,              // rejected before a byte changes
+    pub fail_versions: Vec<u64>,                // fail after bytes have changed
+    pub apply_seconds: (f64, Option<Vec<u64>>), // with the versions that take so long; `None`: all
     pub apply_timeout: Option<f64>,
     pub partial: bool,
     pub cast: bool,
     pub keys: Option<String>,
 }
 
-/// Applies whatever comes until SIGTERM, or until the time is over.
+/// Applies every version until SIGTERM, or until the time is over.
 pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
-    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // SIGTERM, too
+    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // for SIGINT and SIGTERM
     let end = Instant::now() + Duration::from_secs_f64(options.seconds);
     let memory = in_place(options.in_place.as_deref())?;
     let worker = connect(&options, &memory)?;
-    let (done, mut told) = (AtomicBool::new(false), BTreeMap::new());
+    let (done, mut printed) = (AtomicBool::new(false), BTreeMap::new());
     std::thread::scope(|scope| {
-        // Without checksums it is being measured: nobody else should take time. After a cast bytes differ.
+        // Without checksums, the worker is being measured, and no other thread may take time. After a cast,
+        // the bytes of a version differ.
         for (model, weights) in memory.iter().filter(|_| options.tensors && !options.cast) {
             let done = &done;
             scope.spawn(move || look_for_torn(model, weights, done));
         }
         while !TERMINATED.load(Ordering::Relaxed) && Instant::now() < end {
-            match worker.receive(LOOK) {
+            match worker.receive(CHECK_INTERVAL) {
                 Ok(Some(update)) => {
-                    applied(&update, memory.get(&update.model), options.tensors);
-                    told.insert(update.model, (update.epoch, update.version));
+                    print_applied(&update, memory.get(&update.model), options.tensors);
+                    printed.insert(update.model, (update.epoch, update.version));
                 }
-                Ok(None) => look(&worker, &mut told),
-                Err(error) => eprintln!("{}", error), // `on_event` has said so on stdout
+                Ok(None) => print_renamed(&worker, &mut printed),
+                Err(error) => eprintln!("{}", error), // `on_event` prints the event
             }
         }
         done.store(true, Ordering::Relaxed);
@@ -81,34 +82,38 @@ fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker
     if let Some(seconds) = options.apply_timeout {
         builder = builder.apply_timeout(Duration::from_secs_f64(seconds));
     }
-    deciding(builder, options, memory.keys().cloned().collect()).on_event(report).connect()
+    with_user_functions(builder, options, memory.keys().cloned().collect()).on_event(report).connect()
 }
 
-/// The user's functions, if there is anything for them to do. Models of these names are in place.
-fn deciding(builder: Builder, options: &Options, in_place: BTreeSet<String>) -> Builder {
-    let (turn_down, spoil) = (options.turn_down.clone(), options.spoil.clone());
+/// Adds the user's functions, if the options need any. `in_place` has the names of models in place.
+fn with_user_functions(builder: Builder, options: &Options, in_place: BTreeSet<String>) -> Builder {
+    let (rejected, failing) = (options.reject_versions.clone(), options.fail_versions.clone());
     let (seconds, slow) = options.apply_seconds.clone();
-    if turn_down.is_empty() && spoil.is_empty() && seconds == 0.0 {
+    if rejected.is_empty() && failing.is_empty() && seconds == 0.0 {
         return builder;
     }
-    let (early, here) = (turn_down.clone(), in_place.clone());
+    let (rejected_early, early_in_place) = (rejected.clone(), in_place.clone());
     builder
         .before_apply(move |offer| {
-            verdict(here.contains(offer.model) && early.contains(&offer.version), "turn down")
+            verdict(
+                early_in_place.contains(offer.model) && rejected_early.contains(&offer.version),
+                "turn down",
+            )
         })
         .apply(move |offer| {
             if slow.as_ref().map_or(true, |slow| slow.contains(&offer.version)) {
                 wait(Duration::from_secs_f64(seconds));
             }
             if in_place.contains(offer.model) {
-                return verdict(spoil.contains(&offer.version), "break");
+                return verdict(failing.contains(&offer.version), "break");
             }
-            verdict(turn_down.contains(&offer.version), "turn down")
+            verdict(rejected.contains(&offer.version), "turn down")
         })
 }
 
-fn verdict(no: bool, what: &str) -> Result<(), Box<dyn Error>> {
-    if no {
+/// Returns an error if `fails`.
+fn verdict(fails: bool, what: &str) -> Result<(), Box<dyn Error>> {
+    if fails {
         Err(format!("told to {}", what).into())
     } else {
         Ok(())
@@ -118,7 +123,7 @@ fn verdict(no: bool, what: &str) -> Result<(), Box<dyn Error>> {
 fn wait(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end && !TERMINATED.load(Ordering::Relaxed) {
-        std::thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+        std::thread::sleep(CHECK_INTERVAL.min(end.saturating_duration_since(Instant::now())));
     }
 }
 
@@ -131,7 +136,7 @@ fn in_place(file: Option<&str>) -> Result<BTreeMap<String, Model>, Box<dyn Error
     Ok(memory(&spec)?)
 }
 
-fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
+fn print_applied(update: &Update, memory: Option<&Model>, tensors: bool) {
     let mut row = json!({
         "event": "applied",
         "model": update.model,
@@ -156,14 +161,14 @@ fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
     say(&row);
 }
 
-/// Says what runs by another name than was told last.
-fn look(worker: &Worker, told: &mut BTreeMap<String, (u64, u64)>) {
+/// Prints each running version whose (epoch, version) is not the one that was printed last.
+fn print_renamed(worker: &Worker, printed: &mut BTreeMap<String, (u64, u64)>) {
     for (model, its) in worker.state().models {
-        if let Some((epoch, version)) = its.running.filter(|runs| told.get(&model) != Some(runs)) {
+        if let Some((epoch, version)) = its.running.filter(|runs| printed.get(&model) != Some(runs)) {
             say(&json!({
                 "event": "runs", "model": model, "epoch": epoch, "version": version, "metadata": its.metadata,
             }));
-            told.insert(model, (epoch, version));
+            printed.insert(model, (epoch, version));
         }
     }
 }
@@ -182,7 +187,8 @@ fn report(event: &Event) {
     }
 }
 
-/// Reads a model all the time: all bytes of a version are the same in the scenarios that ask for it.
+/// Reads a model repeatedly, and prints an event if its bytes differ: in the scenarios that check this, all
+/// bytes of a version are equal.
 fn look_for_torn(model: &str, weights: &Model, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let weights = weights.read();
@@ -200,5 +206,5 @@ fn look_for_torn(model: &str, weights: &Model, done: &AtomicBool) {
 
 fn say(row: &Value) {
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{}", row).and_then(|()| out.flush()); // nobody listens any more
+    let _ = writeln!(out, "{}", row).and_then(|()| out.flush()); // the reader may be gone
 }

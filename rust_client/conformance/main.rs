@@ -1,4 +1,5 @@
-//! The driver that the conformance suite runs: golden vectors, and a worker that says what happens.
+//! The driver that the conformance suite runs: it plays the golden vectors, or runs a worker or a publisher
+//! that prints its events as JSON.
 
 mod encoding;
 mod follow;
@@ -33,6 +34,7 @@ fn main() {
     }
 }
 
+/// Prints this client's answer to each golden vector.
 fn run_vectors(folder: &Path) -> Result<(), Box<dyn Error>> {
     for (file, name, _case, answer) in vectors::answers(folder)? {
         if let Some(mut row) = answer {
@@ -54,8 +56,8 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         bytes_max: None,
         network: false,
         seconds: 120.0,
-        turn_down: Vec::new(),
-        spoil: Vec::new(),
+        reject_versions: Vec::new(),
+        fail_versions: Vec::new(),
         apply_seconds: (0.0, None),
         apply_timeout: None,
         partial: false,
@@ -73,8 +75,8 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
             "--bytes-max" => options.bytes_max = Some(value()?.parse()?),
             "--network" => options.network = true,
             "--seconds" => options.seconds = value()?.parse()?,
-            "--turn-down" => options.turn_down = numbers(&value()?)?,
-            "--break" => options.spoil = numbers(&value()?)?,
+            "--turn-down" => options.reject_versions = numbers(&value()?)?,
+            "--break" => options.fail_versions = numbers(&value()?)?,
             "--apply-seconds" => {
                 let value = value()?;
                 let (seconds, which) =

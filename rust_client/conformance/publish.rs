@@ -1,4 +1,5 @@
-//! A publisher that does what lines of JSON on standard input say, and tells what came of it on standard output.
+//! A publisher that reads commands as lines of JSON from stdin, and prints results and events as lines of
+//! JSON to stdout.
 
 use serde_json::{json, Value};
 use std::error::Error;
@@ -26,11 +27,11 @@ pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
     let mut waiting: Vec<JoinHandle<()>> = Vec::new();
     let mut tensors = Tensors::default();
     for line in io::stdin().lock().lines() {
-        let told: Value = serde_json::from_str(&line?)?;
-        waiting.retain(|thread| !thread.is_finished()); // each keeps its stack
-        let id = told["id"].clone();
-        match told["do"].as_str() {
-            Some("publish") => match publish(&publisher, &told, &mut tensors) {
+        let command: Value = serde_json::from_str(&line?)?;
+        waiting.retain(|thread| !thread.is_finished()); // each thread keeps its stack until then
+        let id = command["id"].clone();
+        match command["do"].as_str() {
+            Some("publish") => match publish(&publisher, &command, &mut tensors) {
                 Ok(publishing) => waiting.push(thread::spawn(move || answer(&id, publishing.wait()))),
                 Err(error) => say(&json!({"event": "error", "id": id, "text": error.to_string()})),
             },
@@ -38,7 +39,7 @@ pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
                 let workers = workers(&publisher)?;
                 say(&json!({"event": "workers", "id": id, "workers": workers}));
             }
-            _ => return Err(format!("what is {}?", told).into()),
+            _ => return Err(format!("unknown command: {}", command).into()),
         }
     }
     publisher.close();
@@ -51,10 +52,10 @@ fn tell(event: &WorkerEvent) {
     say(&json!({"event": "worker", "kind": kind, "worker": event.worker, "text": event.text}));
 }
 
-/// One line, whole, whichever thread says it.
+/// Prints a line as one piece, from any thread.
 fn say(line: &Value) {
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{}", line).and_then(|()| out.flush()); // whoever listened may be gone
+    let _ = writeln!(out, "{}", line).and_then(|()| out.flush()); // the reader may be gone
 }
 
 fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault> {
@@ -90,36 +91,36 @@ fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault>
     Ok(builder.timing(Duration::from_secs_f64(ping), Duration::from_secs_f64(lost_after)))
 }
 
-fn publish(publisher: &Publisher, told: &Value, tensors: &mut Tensors) -> Result<Publishing, Fault> {
+fn publish(publisher: &Publisher, command: &Value, tensors: &mut Tensors) -> Result<Publishing, Fault> {
     let names = |list: &Vec<Value>| list.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
-    let seconds = |field: &str| told[field].as_f64().map(Duration::from_secs_f64);
+    let seconds = |field: &str| command[field].as_f64().map(Duration::from_secs_f64);
     let defaults = PublishOptions::default();
     let options = PublishOptions {
-        workers: told["workers"].as_array().map(names),
-        require: told["require"].as_u64().map_or(Require::All, |count| Require::AtLeast(count as usize)),
-        wait: match told["wait"].as_str() {
+        workers: command["workers"].as_array().map(names),
+        require: command["require"].as_u64().map_or(Require::All, |count| Require::AtLeast(count as usize)),
+        wait: match command["wait"].as_str() {
             Some("staged") => Wait::Staged,
             Some("none") => Wait::Nobody,
             _ => Wait::Applied,
         },
-        together: told["commit"] == "together",
+        together: command["commit"] == "together",
         timeout: seconds("timeout").unwrap_or(defaults.timeout),
         grace: seconds("grace"),
-        expect: told["expect"].as_u64().map(|count| count as usize),
-        encoding: match told["encoding"].as_str() {
+        expect: command["expect"].as_u64().map(|count| count as usize),
+        encoding: match command["encoding"].as_str() {
             Some("delta") => Encoding::Delta,
             Some("flat") => Encoding::DeltaFlat,
             Some("auto") => Encoding::Auto,
             _ => Encoding::Raw,
         },
-        metadata: serde_json::from_value(told["metadata"].clone()).unwrap_or_default(),
+        metadata: serde_json::from_value(command["metadata"].clone()).unwrap_or_default(),
     };
-    let bytes = tensors.read(told["file"].as_str().ok_or("no file")?)?;
-    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, bytes, &options)?)
+    let bytes = tensors.read(command["file"].as_str().ok_or("no file")?)?;
+    Ok(publisher.publish_safetensors(command["model"].as_str().ok_or("no model")?, bytes, &options)?)
 }
 
-/// What is published. A trainer has that in memory: so memory is not asked for each time, nor a descriptor for the file
-/// that was read last.
+/// The tensors to publish. A trainer has them in memory, so reading them must cost little: the memory is
+/// reused, and the file that was read last stays open.
 #[derive(Default)]
 struct Tensors {
     bytes: Vec<u8>,
@@ -127,7 +128,7 @@ struct Tensors {
 }
 
 impl Tensors {
-    /// Reads a file, from its beginning, which others have written since.
+    /// Reads a file again from its beginning, because another process may have written it anew.
     fn read(&mut self, path: &str) -> io::Result<&[u8]> {
         let known = self.last.take().filter(|(name, _)| name == path);
         let mut file = known.map_or_else(|| File::open(path), |(_, file)| Ok(file))?;

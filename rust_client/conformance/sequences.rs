@@ -1,4 +1,5 @@
-//! Plays the sequences of the golden vectors: the machine, a clock, and a user who applies at once.
+//! Plays the sequences of the golden vectors with a worker's machine, a simulated clock, and a user that
+//! applies each version at once.
 
 use crate::vectors::{broken, bytes};
 use serde_json::{json, Value};
@@ -18,7 +19,7 @@ use weightbus::{Dtype, Model, Tensor};
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// Returns what the worker sent at each step, and what it runs then.
+/// Returns, for each step of a case, the messages that the worker sent, and the versions that it then runs.
 pub fn play(folder: &Path, case: &Value) -> io::Result<Option<Value>> {
     let mut player = Player::new(case)?;
     let steps = case["steps"].as_array().ok_or_else(|| broken("steps"))?;
@@ -26,7 +27,7 @@ pub fn play(folder: &Path, case: &Value) -> io::Result<Option<Value>> {
     Ok(Some(json!({ "steps": played })))
 }
 
-/// The memory that is registered, by model.
+/// The models that a version is applied to, by name.
 struct Memory(BTreeMap<String, Model>);
 
 impl Host for Memory {
@@ -41,7 +42,7 @@ struct Player {
     sent: Vec<Value>,
     token: u64, // of the last ping
     runs: BTreeMap<String, u64>,
-    applies: VecDeque<String>,
+    applies: VecDeque<String>, // results of the next applies: `refused`, `torn`, or success
 }
 
 impl Player {
@@ -113,7 +114,7 @@ impl Player {
         }
     }
 
-    /// Applies at once, or fails to as the case wants it.
+    /// Reports the result of an apply, as the case requires it.
     fn apply(&mut self, staged: StagedVersion) {
         let (model, key) = (staged.model.clone(), staged.key);
         drop(staged);
@@ -141,7 +142,7 @@ fn published(frames: Vec<Vec<u8>>) -> Published<weightbus::machine::Ticket> {
     Published { header, payload_count, payload }
 }
 
-/// Makes the models of a spec: dtype and shape by name, by model.
+/// Makes the models of a spec, which has the dtype and shape of each tensor, by model and name.
 pub fn memory(spec: &Value) -> io::Result<BTreeMap<String, Model>> {
     let mut models = BTreeMap::new();
     for (model, tensors) in spec.as_object().into_iter().flatten() {

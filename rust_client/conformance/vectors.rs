@@ -1,5 +1,5 @@
-//! Reads the golden vectors, and says for each case what this client makes of it.
-#![allow(clippy::needless_update)] // in literals of messages, which later fields leave alone
+//! Reads the golden vectors, and computes this client's answer to each case.
+#![allow(clippy::needless_update)] // literals of messages end with `..`, for later fields
 
 use crate::{memfd, sequences};
 use serde::de::DeserializeOwned;
@@ -23,10 +23,10 @@ use weightbus::segment::{Segment, Stamp};
 use weightbus::transfer::ChunkPlan;
 use weightbus::Dtype;
 
-/// What this client makes of a case; nothing where it does not concern a worker.
+/// This client's answer to a case; `None` if the case is not about workers.
 pub type Answer = Option<Value>;
 
-/// All cases: file, name, the case itself, and the answer.
+/// Returns, for each case: the file, the name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
     let tables: [(&'static str, &[(&str, Answers)]); 17] = [
@@ -113,7 +113,7 @@ fn message(folder: &Path, case: &Value) -> io::Result<Answer> {
     }
 }
 
-/// The header that this client sends for the fields of a case.
+/// Returns the header that this client sends for the fields of a case.
 fn sent(case: &Value) -> io::Result<Answer> {
     let mut fields = match case["expect"]["ok"].as_object() {
         Some(fields) => fields.clone(),
@@ -146,7 +146,7 @@ fn layout(folder: &Path, case: &Value) -> io::Result<Answer> {
 }
 
 fn chunks(_folder: &Path, case: &Value) -> io::Result<Answer> {
-    let chunk_bytes = case["chunk_bytes"].as_u64().unwrap_or(0); // a negative one is none either
+    let chunk_bytes = case["chunk_bytes"].as_u64().unwrap_or(0); // a negative size is invalid, like 0
     let plan = match ChunkPlan::new(number(case, "nbytes")?, chunk_bytes) {
         Some(plan) => plan,
         None => return error("chunk-bytes"),
@@ -166,7 +166,7 @@ fn digest_of_parts(_folder: &Path, case: &Value) -> io::Result<Answer> {
     Ok(Some(json!({ "digest": digest(text(case, "layout")?, number(case, "chunk_bytes")?, &crcs) })))
 }
 
-/// The digest of a whole safetensors file.
+/// Returns the digest of a safetensors file.
 fn version(folder: &Path, case: &Value) -> io::Result<Answer> {
     let file = fs::read(folder.join(text(case, "file")?))?;
     let (header, data) = file.split_at(number(case, "layout_bytes")? as usize);
@@ -178,7 +178,7 @@ fn version(folder: &Path, case: &Value) -> io::Result<Answer> {
     Ok(Some(json!({ "digest": digest(&layout.id, chunk_bytes, &crcs) })))
 }
 
-/// Where an event leads from a state, by the tables of this client.
+/// Returns the state after an event, by the tables of this client.
 fn phase(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let of = |table: fn(&Value) -> serde_json::Result<Value>| table(case).map_err(io::Error::from);
     Ok(Some(json!({ "next": match text(case, "of")? {
@@ -190,7 +190,7 @@ fn phase(_folder: &Path, case: &Value) -> io::Result<Answer> {
     } })))
 }
 
-/// Where an event leads from a state, by a table.
+/// Returns the state after an event, by one table.
 pub fn next_of<S, E>(table: &[(S, E, S)], case: &Value) -> serde_json::Result<Value>
 where
     S: Copy + PartialEq + DeserializeOwned + Serialize,
@@ -265,7 +265,8 @@ fn sealed(_folder: &Path, case: &Value) -> io::Result<Answer> {
     }
 }
 
-/// Which of some published headers count, one after another.
+/// Returns the message in each of several published headers; `None` for a header that is rejected, for
+/// example as a replay.
 fn counted(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let mut keyring = Keyring::default();
     keyring.begin(&serde_json::from_value::<Vec<String>>(case["keys"].clone())?, Duration::from_secs(5));
@@ -286,8 +287,8 @@ fn casts(_folder: &Path, case: &Value) -> io::Result<Answer> {
     Ok(Some(json!({ "out": hex(&target) })))
 }
 
-/// Makes patches from one version to another, of which each must be right; returns the digest of that.
-fn made_again(layout: &Layout, base: &[u8], target: &[u8]) -> Result<String, PatchError> {
+/// Makes patches from one version to another, and checks each patch. Returns the digest of the target.
+fn check_own_patches(layout: &Layout, base: &[u8], target: &[u8]) -> Result<String, PatchError> {
     const CHUNK_BYTES: u64 = 1 << 12;
     let [before, after] = [base, target].map(|data| digest_of(&layout.id, CHUNK_BYTES, data));
     let (old, new) = (Side { data: base, digest: &before }, Side { data: target, digest: &after });
@@ -310,7 +311,7 @@ fn delta(folder: &Path, case: &Value) -> io::Result<Answer> {
     }
     let (patch, before) = (bytes(folder, &case["patch"])?, data.clone());
     match Patch::parse(&layout, &patch).and_then(|patch| patch.apply(&mut data, None)) {
-        Ok(()) => match made_again(&layout, &before, &data) {
+        Ok(()) => match check_own_patches(&layout, &before, &data) {
             Ok(digest) => Ok(Some(json!({ "ok": { "digest": digest } }))),
             Err(fault) => Ok(Some(json!({ "error": format!("another patch between them: {}", fault) }))),
         },

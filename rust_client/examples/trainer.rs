@@ -2,7 +2,7 @@
 //!
 //!     cargo run --example trainer -- tcp://127.0.0.1:5555
 //!
-//! The twin of examples/numpy_trainer.py; workers in all languages take from it.
+//! Does the same as examples/numpy_trainer.py. Workers in any language can receive the line.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -11,26 +11,26 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::Duration;
 use weightbus::{Dtype, PublishOptions, Publisher, Receipt, Require, TensorView, WorkerState};
 
-const TRUTH: ([f32; 3], f32) = ([2.0, -1.0, 0.5], 3.0);
-const RATE: f32 = 0.1;
+const TRUTH: ([f32; 3], f32) = ([2.0, -1.0, 0.5], 3.0); // slope and offset of the data
+const LEARNING_RATE: f32 = 0.1;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Err(error) = train(&words) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Err(error) = train(&arguments) {
         eprintln!("{}", error);
         exit(1);
     }
 }
 
-fn train(words: &[String]) -> Result<(), Box<dyn Error>> {
-    let builder = match words {
+fn train(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let builder = match arguments {
         [address] => Publisher::builder(address),
         [address, option] if option == "--insecure" => Publisher::builder(address).insecure(),
         _ => return Err("usage: trainer ADDRESS [--insecure]".into()),
     };
     let (stop, stopped) = channel();
-    ctrlc::set_handler(move || stop.send(()).unwrap_or(()))?; // SIGTERM, too: at the end it says goodbye
+    ctrlc::set_handler(move || stop.send(()).unwrap_or(()))?; // for SIGINT and SIGTERM
     let publisher = builder.bind()?;
     eprintln!("publishing at {}", publisher.address());
     let mut line = Line { slope: [0.0; 3], offset: 0.0 };
@@ -38,14 +38,15 @@ fn train(words: &[String]) -> Result<(), Box<dyn Error>> {
     loop {
         let loss = (0..5).map(|_| line.step(&mut noise)).fold(f32::INFINITY, f32::min);
         let receipt = publish(&publisher, &line)?;
-        say(&publisher, &receipt, loss)?;
+        print_receipt(&publisher, &receipt, loss)?;
         if stopped.recv_timeout(SECOND) != Err(RecvTimeoutError::Timeout) {
             return Ok(());
         }
     }
 }
 
-/// No worker is required to run it: one that is away gets the newest version when it is back.
+/// Publishes the line. Requires no worker to run the version: a lost worker gets the newest version when
+/// it returns.
 fn publish(publisher: &Publisher, line: &Line) -> Result<Receipt, weightbus::Error> {
     let slope: Vec<u8> = line.slope.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensors = [
@@ -57,7 +58,8 @@ fn publish(publisher: &Publisher, line: &Line) -> Result<Receipt, weightbus::Err
     publisher.publish("line", &tensors, &options)
 }
 
-fn say(publisher: &Publisher, receipt: &Receipt, loss: f32) -> Result<(), Box<dyn Error>> {
+/// Prints a receipt as a line of JSON.
+fn print_receipt(publisher: &Publisher, receipt: &Receipt, loss: f32) -> Result<(), Box<dyn Error>> {
     let outcomes = receipt.workers.iter().map(|(name, worker)| (name.clone(), worker.outcome.name().into()));
     let roster = publisher.workers()?;
     let lost = roster.iter().filter(|(_, status)| status.state == WorkerState::Lost).map(|(name, _)| name);
@@ -80,10 +82,11 @@ struct Line {
 }
 
 impl Line {
-    /// Improves it on fresh data; returns the mean squared error before.
+    /// Improves the line with one step of gradient descent on new data. Returns the mean squared error
+    /// before the step.
     fn step(&mut self, noise: &mut Noise) -> f32 {
         const COUNT: usize = 64;
-        let (mut slope, mut offset, mut loss) = ([0.0; 3], 0.0, 0.0);
+        let (mut slope, mut offset, mut loss) = ([0.0; 3], 0.0, 0.0); // gradients, and the error
         for _ in 0..COUNT {
             let x = [(); 3].map(|()| 2.0 * noise.draw());
             let y = dot(&TRUTH.0, &x) + TRUTH.1 + 0.01 * noise.draw();
@@ -92,8 +95,8 @@ impl Line {
             offset += error / COUNT as f32;
             loss += error * error / COUNT as f32;
         }
-        self.slope.iter_mut().zip(slope).for_each(|(value, gradient)| *value -= RATE * gradient);
-        self.offset -= RATE * offset;
+        self.slope.iter_mut().zip(slope).for_each(|(value, gradient)| *value -= LEARNING_RATE * gradient);
+        self.offset -= LEARNING_RATE * offset;
         loss
     }
 }
@@ -102,11 +105,11 @@ fn dot(a: &[f32; 3], b: &[f32; 3]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Xorshift64* instead of a crate: from another seed, which may not be zero, comes other data.
+/// Random numbers by xorshift64*, which needs no crate. The seed must not be zero.
 struct Noise(u64);
 
 impl Noise {
-    /// From -1 to 1.
+    /// Returns a random number from -1 to 1.
     fn draw(&mut self) -> f32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,6 +1,6 @@
-//! Predicts with the newest weights of the model `line`, and says which version it runs.
+//! Runs the newest version of the model `line`, and prints a prediction with each version.
 //!
-//! worker tcp://localhost:5555 --name w0
+//!     worker tcp://localhost:5555 --name w0
 //!
 //! The address may be a list, separated by commas, in order of preference.
 
@@ -11,11 +11,11 @@ use weightbus::{Error, Model, Tensor, Update, Weights, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-const LOOK: Duration = Duration::from_millis(100); // how often to look whether to end
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // between two checks whether to end
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
-    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // SIGTERM, too
+    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // for SIGINT and SIGTERM
     let line =
         Model::new([Tensor::new("slope", &[3], vec![0f32; 3]), Tensor::new("offset", &[], vec![0f32])])?;
     let mut builder = Worker::builder(options.address).model("line", &line);
@@ -25,15 +25,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let worker = builder.connect()?;
     let mut quiet = Duration::ZERO;
     while quiet < options.patience && !TERMINATED.load(Ordering::Relaxed) {
-        match worker.receive(LOOK) {
+        match worker.receive(CHECK_INTERVAL) {
             Ok(Some(update)) => {
-                say(&worker, &update, &line.read())?;
+                print_update(&worker, &update, &line.read())?;
                 quiet = Duration::ZERO;
             }
-            Ok(None) => quiet += LOOK,
+            Ok(None) => quiet += CHECK_INTERVAL,
             Err(error) => {
                 eprintln!("{}", error);
-                quiet += LOOK;
+                quiet += CHECK_INTERVAL;
             }
         }
     }
@@ -41,7 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn say(worker: &Worker, update: &Update, weights: &Weights) -> Result<(), Error> {
+/// Prints a prediction as a line of JSON.
+fn print_update(worker: &Worker, update: &Update, weights: &Weights) -> Result<(), Error> {
     let slope = weights.get::<f32>("slope")?;
     let offset = weights.get::<f32>("offset")?[0];
     let y = slope[0] + 2.0 * slope[1] + 3.0 * slope[2] + offset; // 4.5 when the fit is perfect

@@ -1,5 +1,4 @@
-//! The status of workers for the user of a publisher: the versions that each worker runs, and what
-//! the worker is doing.
+//! Describes workers for the user of a publisher: the versions that a worker runs, and what it is doing.
 
 use super::roster::{Delivery, Peer};
 use super::store::Store;
@@ -16,11 +15,11 @@ use std::time::Duration;
 pub struct WorkerStatus {
     /// A stuck worker answers, but makes no progress.
     pub state: WorkerState,
-    /// True if broadcasts reach the worker; otherwise the worker fetches everything.
+    /// True if broadcasts reach the worker. Otherwise the worker fetches everything.
     pub pushed: bool,
     /// The models that the worker subscribes to, each with the running (epoch, version).
     pub models: BTreeMap<String, Option<Key>>,
-    /// By model, a text on what the worker is doing with a newer version.
+    /// By model, a text on the version that is being delivered to the worker.
     pub doing: BTreeMap<String, String>,
     /// The time since the worker's last message.
     pub silent: Duration,
@@ -28,10 +27,10 @@ pub struct WorkerStatus {
     pub client: String,
     pub host: String,
     pub pid: u64,
-    /// True if it is a relay, which passes versions on to other workers.
+    /// True if the worker is a relay, which passes versions on to other workers.
     pub relay: bool,
-    /// The names of the relays before the worker, the nearest to the publisher first. `pushed` then
-    /// says how the last one of them reaches the worker.
+    /// The names of the relays before the worker, the nearest to the publisher first. If there are relays,
+    /// `pushed` is about the broadcasts of the last one.
     pub through: Vec<String>,
     /// True if the worker copies versions from the shared memory of a relay on its host.
     pub shared_memory: bool,
@@ -57,6 +56,7 @@ impl WorkerStatus {
     }
 }
 
+/// Returns the state of a worker: live, stuck or lost.
 pub(super) fn state_of(peer: &Peer, timing: &Timing, now: Time) -> WorkerState {
     match (peer.is_lost(), is_stuck(peer, timing, now)) {
         (true, _) => WorkerState::Lost,
@@ -65,19 +65,20 @@ pub(super) fn state_of(peer: &Peer, timing: &Timing, now: Time) -> WorkerState {
     }
 }
 
-/// True if the delivery of some version to a worker has made no progress for `stuck_after`.
+/// True if a delivery to the worker has made no progress for `stuck_after`.
 pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
     peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.stuck_after)
 }
 
-/// Returns the number of chunks of an incoming version; if the version was dropped, the number of
-/// chunks that arrived.
+/// Returns the number of chunks of the version that is being delivered. If that was dropped, returns the
+/// number of chunks that have arrived.
 pub(super) fn chunk_count(model: &str, incoming: &Delivery, store: &Store) -> u64 {
-    let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
-    kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
+    let version = store.models.get(model).and_then(|versions| versions.get(incoming.version));
+    version.map_or(incoming.chunks, |version| version.chunks_of(incoming.patch.as_ref()))
 }
 
-/// Returns a text on what a worker is doing with a version, and for how long without progress.
+/// Returns a text on a delivery to a worker: what the worker is doing, and for how long it has made no
+/// progress.
 pub(super) fn doing_text(
     model: &str,
     incoming: &Delivery,

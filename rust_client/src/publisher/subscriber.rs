@@ -1,4 +1,4 @@
-//! One subscriber's connection at the publisher, and its queue: the server's side of ZMTP 3.
+//! The publisher's side of one data connection, in ZMTP 3, and the queue of messages for its subscriber.
 
 use super::effects::Payload;
 use super::pipe::{HasPipe, Pipe, Sending, Tail};
@@ -20,19 +20,19 @@ use std::time::Duration;
 const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\0";
 const PING: &[u8] = b"\x04PING\0\0";
 const BODY_BYTES_MAX: usize = 8192; // of a frame from a subscriber
-const READ_BYTES: usize = 1024; // read from a subscriber in one turn: some 100 frames
-const QUEUE_MAX: usize = 1000; // queued messages; the bytes of their payloads are not copied
-const TOPIC_BYTES_MAX: usize = 132; // of the topics of the longest model id
+const READ_BYTES: usize = 1024; // read from a subscriber before others are served: some 100 frames
+const QUEUE_MAX: usize = 1000; // messages in the queue, which has no copies of chunks
+const TOPIC_BYTES_MAX: usize = 132; // the longest name of a model, and a suffix
 const TOPICS_MAX: usize = 256; // of one subscriber: more than any worker needs
 const FRAME_RATE: Rate = Rate(256.0, 1024.0); // frames from one subscriber, pongs included
 
-const TICKET: u8 = 3;
+const TICKET: u8 = 3; // first byte of a message that has a ticket
 const TICKET_BYTES: usize = 32;
 
-/// A queued message, shared by the queues of all its subscribers.
+/// A message for the queues of all subscribers of its topic, which share it.
 pub struct Queued {
     pub topic: String,
-    heads: Arc<Vec<u8>>, // all frames but the last, and the last frame's head
+    heads: Arc<Vec<u8>>, // all bytes of the message except the payload
     tail: Tail,
 }
 
@@ -51,27 +51,29 @@ impl Queued {
     }
 }
 
-/// The messages of a subscriber since the last read.
+/// The messages of a subscriber that one `read` has received.
 #[derive(Default)]
 pub struct SubscriberInput {
-    /// The ticket, which is sent before all other messages.
+    /// The ticket, which is the first message if tickets are required.
     pub ticket: Option<String>,
+    /// Topics to which the subscriber has now subscribed.
     pub topics: Vec<String>,
+    /// Reports, each with the worker's token (P22).
     pub reports: Vec<Vec<u8>>,
 }
 
 /// One subscriber's connection.
 pub struct SubscriberConnection {
     pipe: Pipe,
-    /// The worker that owns the connection, once a valid ticket was sent.
+    /// The worker that owns the connection, as its ticket has shown; `None` without a valid ticket.
     pub owner: Option<Owner>,
-    requires_ticket: bool, // the connection is served only with an owner
+    requires_ticket: bool, // serve the connection only if it has an owner
     ticket_received: bool,
     since: Time,
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
-    commands: Vec<u8>, // sent only between messages
-    topic: String,     // topic of the partly sent message
+    commands: Vec<u8>, // unsent greeting and commands, which may only be sent between messages
+    topic: String,     // of the message that is being sent
     received: Vec<u8>,
     greeted: bool,
     ready: bool,
@@ -79,13 +81,13 @@ pub struct SubscriberConnection {
 }
 
 impl SubscriberConnection {
-    /// Makes this the data connection of the worker `owner`.
+    /// Sets the worker that owns this connection.
     pub fn admit(&mut self, owner: Option<Owner>) {
         self.owner = owner;
     }
 
-    /// Returns a new connection. If `requires_ticket`, it is served only after it has sent a valid ticket
-    /// (K6).
+    /// Returns a new connection. If `requires_ticket`, messages are sent only after the peer has sent a
+    /// valid ticket (K6).
     pub fn new(connection: Own<TcpStream>, requires_ticket: bool, now: Time) -> SubscriberConnection {
         SubscriberConnection {
             pipe: Pipe::new(connection, now),
@@ -104,7 +106,8 @@ impl SubscriberConnection {
         }
     }
 
-    /// True if the subscriber has subscribed to a topic, or to a prefix of it, and is served.
+    /// True if messages of a topic are sent: the peer has subscribed to the topic or to a prefix of it, and
+    /// has sent a ticket if one is required.
     pub fn subscribes_to(&self, topic: &str) -> bool {
         let asked =
             self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]));
@@ -130,8 +133,7 @@ impl SubscriberConnection {
         self.queue.is_empty()
     }
 
-    /// Sends a message if nothing else waits; otherwise queues the message, unless too many are
-    /// queued.
+    /// Sends a message, or queues the message behind earlier ones. Drops the message if the queue is full.
     pub fn put(&mut self, message: &Arc<Queued>, now: Time) -> io::Result<()> {
         let idle = !self.has_unsent();
         if self.queue.len() < QUEUE_MAX {
@@ -144,8 +146,8 @@ impl SubscriberConnection {
         }
     }
 
-    /// Drops the queued messages of some topics, and marks a partly sent message of these topics as
-    /// outdated.
+    /// Drops the queued messages of these topics. If a message of these topics is being sent, marks its
+    /// version as outdated.
     pub fn withdraw(&mut self, topics: &[String], now: Time) {
         self.queue.retain(|message| !topics.contains(&message.topic));
         if topics.contains(&self.topic) {
@@ -153,14 +155,14 @@ impl SubscriberConnection {
         }
     }
 
-    /// Sends a ping.
+    /// Queues a ping, if the connection is ready and served.
     pub fn ping(&mut self) {
         if self.ready && self.is_served() {
             frame(&mut self.commands, COMMAND, PING);
         }
     }
 
-    /// Sends until the kernel accepts no more, or until this connection's turn is over.
+    /// Sends until the kernel accepts no more bytes, or this connection's share of the time is used up.
     pub fn write(&mut self, now: Time) -> io::Result<()> {
         let (commands, queue, topic) = (&mut self.commands, &mut self.queue, &mut self.topic);
         self.pipe.write(now, || {
@@ -215,7 +217,9 @@ impl SubscriberConnection {
             return self.parse_greeting(at);
         }
         let (flags, head, size) = match read_head(bytes, BODY_BYTES_MAX)? {
-            Some(found) if found.flags & MORE != 0 => return fault("a frame that no subscriber sends"),
+            Some(found) if found.flags & MORE != 0 => {
+                return fault("a message of several frames, which no subscriber sends")
+            }
             Some(found) => (found.flags, found.head, found.size),
             None => return Ok(0),
         };
@@ -241,7 +245,7 @@ impl SubscriberConnection {
         match greeted(&self.received[at..])? {
             None => return Ok(0),
             Some(its) if its != mechanism(false) => {
-                return fault("it asks for security, of which there is none here")
+                return fault("a greeting with another mechanism than NULL")
             }
             Some(_) => {}
         }
@@ -254,13 +258,14 @@ impl SubscriberConnection {
         if body.starts_with(b"\x05READY") {
             self.ready = true;
         } else if body.starts_with(b"\x05ERROR") {
-            return fault("the other side says that it is in error");
+            return fault("the peer sent ERROR");
         } else if let Some(pong) = pong(body) {
             frame(&mut self.commands, COMMAND, &pong);
         }
         Ok(())
     }
 
+    /// Handles a message: a ticket, a report, or a subscription.
     fn handle_message(&mut self, mut body: Vec<u8>, input: &mut SubscriberInput) -> io::Result<()> {
         if self.requires_ticket && !std::mem::replace(&mut self.ticket_received, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
@@ -285,7 +290,7 @@ impl SubscriberConnection {
         Ok(())
     }
 
-    /// Takes one unit of the subscriber's token bucket for a frame. Fails if the bucket is empty.
+    /// Takes one unit from the subscriber's token bucket. Fails if the bucket is empty.
     pub fn spend(&mut self, now: Time) -> io::Result<()> {
         if self.bucket.take(1.0, FRAME_RATE, now) {
             Ok(())

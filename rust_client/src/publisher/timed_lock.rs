@@ -1,61 +1,61 @@
-//! A value that one thread owns at a time. Other threads wait for the value until their deadlines.
+//! A lock for which threads wait only until a deadline, which `std::sync::Mutex` does not offer.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A value that one thread owns at a time.
+/// A value that one thread uses at a time.
 pub struct TimedLock<T> {
-    value: Mutex<Option<T>>, // `None` while a thread owns the value
-    back: Condvar,
+    value: Mutex<Option<T>>, // `None` while a thread uses the value
+    returned: Condvar,
 }
 
 impl<T> TimedLock<T> {
-    pub fn new(its: T) -> TimedLock<T> {
-        TimedLock { value: Mutex::new(Some(its)), back: Condvar::new() }
+    pub fn new(value: T) -> TimedLock<T> {
+        TimedLock { value: Mutex::new(Some(value)), returned: Condvar::new() }
     }
 
     fn value(&self) -> MutexGuard<'_, Option<T>> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the value. Returns `None` if another thread still owns it at `until`.
+    /// Waits for the value. Returns `None` if another thread still uses the value at `until`.
     pub fn lock_until(&self, until: Instant) -> Option<TimedGuard<'_, T>> {
-        let mut value = self.value();
+        let mut slot = self.value();
         loop {
-            if let Some(its) = value.take() {
-                return Some(TimedGuard { of: self, its: Some(its) });
+            if let Some(value) = slot.take() {
+                return Some(TimedGuard { lock: self, value: Some(value) });
             }
             let left = until.checked_duration_since(Instant::now())?;
-            value = self.back.wait_timeout(value, left).unwrap_or_else(PoisonError::into_inner).0;
+            slot = self.returned.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-/// Owns the value, and puts it back when dropped, also in a thread that panics.
+/// Holds the value, and returns the value to the lock when dropped, also by a panic.
 pub struct TimedGuard<'a, T> {
-    of: &'a TimedLock<T>,
-    its: Option<T>, // `Some` until this is dropped
+    lock: &'a TimedLock<T>,
+    value: Option<T>, // `Some` until this is dropped
 }
 
 impl<T> Deref for TimedGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.its.as_ref().expect("it is had")
+        self.value.as_ref().expect("the value is held")
     }
 }
 
 impl<T> DerefMut for TimedGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.its.as_mut().expect("it is had")
+        self.value.as_mut().expect("the value is held")
     }
 }
 
 impl<T> Drop for TimedGuard<'_, T> {
     fn drop(&mut self) {
-        *self.of.value() = self.its.take();
-        self.of.back.notify_one();
+        *self.lock.value() = self.value.take();
+        self.lock.returned.notify_one();
     }
 }
 

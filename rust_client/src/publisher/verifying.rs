@@ -1,12 +1,12 @@
 //! Verifies, on an observer's request, whether a worker's weights equal the published ones (P24).
 //!
-//! The worker sends checksums of its tensors, name by name. The publisher computes its own in
-//! slices, once for each version, compares both, and reports the tensors that differ. At most one
-//! request is open at a worker. If the worker does not answer in time, the publisher answers the
-//! observer. No version is kept for this.
+//! The worker sends checksums of its tensors, in the order of their names. The publisher computes its own
+//! checksums, once for each version and in slices between other work. It compares both, and reports the
+//! tensors that differ to the observer. At most one request is open for each worker. If the worker does
+//! not answer in time, the publisher reports that. No version is kept in memory for a request.
 //!
 //! ```text
-//! verify ──> check ──> checked ──> compared, slice by slice ──> verified
+//! verify ──> check ──> checked ──> comparison of the slices ──> verified
 //! ```
 
 use super::effects::{Effect, Identity};
@@ -25,7 +25,7 @@ use crate::words::printable;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-const SLICE_BYTES: u64 = 1 << 22; // checksummed between other work, in a fraction of a millisecond
+const SLICE_BYTES: u64 = 1 << 22; // whose checksum takes a fraction of a millisecond
 
 /// A request that a worker has not answered yet.
 struct OpenCheck {
@@ -39,7 +39,7 @@ struct OpenCheck {
 #[derive(Default)]
 pub struct Checks {
     open: BTreeMap<String, OpenCheck>, // by worker
-    comparing: VecDeque<Comparison>,
+    comparisons: VecDeque<Comparison>,
     names: Option<(String, Arc<Vec<String>>)>, // of the last layout, with its id
 }
 
@@ -66,10 +66,10 @@ struct Comparison {
     key: Key,
     names: Arc<Vec<String>>,
     sums: Vec<Option<u32>>,
-    at: usize,        // index of the next checksum
-    part: (u64, u32), // of a tensor: the bytes checksummed so far, and their checksum
-    unlike: u64,
-    differing: u64,
+    next: usize,      // index of the next checksum
+    part: (u64, u32), // of the next tensor: the bytes that are done, and their checksum
+    unlike: u64,      // names for which the worker has no checksum
+    differing: u64,   // names whose checksums differ
     listed: Vec<Difference>,
     listed_bytes: usize,
 }
@@ -85,19 +85,19 @@ impl Comparison {
     /// slice.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
-        while self.at < self.count() && left > 0 {
-            let name = &self.names[self.asked.first as usize + self.at];
+        while self.next < self.count() && left > 0 {
+            let name = &self.names[self.asked.first as usize + self.next];
             let found = version.content.header.layout.get(name).cloned();
-            match (self.sums[self.at], found) {
+            match (self.sums[self.next], found) {
                 (Some(runs), Some(tensor)) => match self.sum(version, &tensor, &mut left) {
                     Some(published) => self.compare(published, runs),
                     None => return false,
                 },
                 _ => self.unlike += 1,
             }
-            self.at += 1;
+            self.next += 1;
         }
-        self.at == self.count()
+        self.next == self.count()
     }
 
     /// Returns the checksum of a published tensor; `None` if the slice ends before the tensor ends.
@@ -122,12 +122,13 @@ impl Comparison {
         Some(sum)
     }
 
+    /// Compares two checksums of the next tensor.
     fn compare(&mut self, published: u32, runs: u32) {
         if published == runs {
             return;
         }
         self.differing += 1;
-        let name = printable(&self.names[self.asked.first as usize + self.at], ERROR_MAX);
+        let name = printable(&self.names[self.asked.first as usize + self.next], ERROR_MAX);
         let difference = Difference { name, published, runs, ..Default::default() };
         let nbytes = serde_json::to_string(&difference).map_or(PAGE_BYTES, |text| text.len()) + 1;
         if self.listed.len() < DIFFERENCES_LISTED && self.listed_bytes + nbytes <= PAGE_BYTES {
@@ -136,6 +137,7 @@ impl Comparison {
         }
     }
 
+    /// Returns the effect that sends the result to the observer.
     fn answer(self) -> Effect {
         let verified = Verified {
             epoch: self.key.0,
@@ -152,7 +154,7 @@ impl Comparison {
 }
 
 impl PublisherMachine {
-    /// Handles an observer's request: sends the worker a check, or answers with a reason.
+    /// Handles an observer's request: sends a check to the worker, or answers why that is not possible.
     pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
         if !self.may_observe(key) {
             return self.refuse(from, "not-allowed", NO_OBSERVER, None);
@@ -171,17 +173,17 @@ impl PublisherMachine {
         }
     }
 
-    /// Returns the worker's connection, and its running version. If the worker cannot be verified,
-    /// returns a code and a text with the reason.
+    /// Returns the connection and the running version of the worker to verify. If the worker cannot be
+    /// verified, returns the code and the text of the reason.
     fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
-        let because = |code, text: &str| Err((code, text.to_owned()));
+        let refuse = |code, text: &str| Err((code, text.to_owned()));
         let Verify { worker, model, .. } = asked;
         let peer = match self.roster.get(worker).filter(|peer| peer.subscribes_to(model)) {
             Some(peer) => peer,
             None => return Err(("absent", format!("no worker {} with {} is there", worker, model))),
         };
         if peer.is_lost() {
-            return because("absent", "it is lost: nothing is heard of it");
+            return refuse("absent", "it is lost: nothing is heard of it");
         }
         if let Some(relay) = peer.through.last() {
             return Err(("unsupported", format!("it is behind relay {}: ask that relay", relay)));
@@ -202,22 +204,23 @@ impl PublisherMachine {
         }
         match self.checks.open.get(worker) {
             Some(open) if open.observer != from => {
-                because("busy", "another observer has it verified: ask again in a moment")
+                refuse("busy", "another observer has it verified: ask again in a moment")
             }
             None if self.checks.open.len() >= OBSERVERS_MAX => {
-                because("busy", "too many workers are being verified: ask again in a moment")
+                refuse("busy", "too many workers are being verified: ask again in a moment")
             }
             _ => Ok((peer.identity.clone(), key)),
         }
     }
 
-    /// Handles a worker's checksums: compares them if they are the answer to the open request.
+    /// Handles a worker's answer to a check. Begins to compare the checksums if the answer is to the open
+    /// request.
     pub(super) fn checked(&mut self, name: &str, answer: Checked) {
-        let asked = |open: &OpenCheck| {
-            let what = (&open.asked.model, open.asked.first, open.key);
-            what == (&answer.model, answer.first, (answer.epoch, answer.version))
+        let is_answered = |open: &OpenCheck| {
+            let request = (&open.asked.model, open.asked.first, open.key);
+            request == (&answer.model, answer.first, (answer.epoch, answer.version))
         };
-        if !self.checks.open.get(name).map_or(false, asked) {
+        if !self.checks.open.get(name).map_or(false, is_answered) {
             return;
         }
         let OpenCheck { asked, observer, key, .. } = match self.checks.open.remove(name) {
@@ -232,13 +235,13 @@ impl PublisherMachine {
             Some(version) => self.checks.names_of(&version.content.header.layout),
             None => return self.answer_replaced(&observer, &asked, key),
         };
-        self.checks.comparing.push_back(Comparison {
+        self.checks.comparisons.push_back(Comparison {
             asked,
             observer,
             key,
             names,
             sums: answer.sums,
-            at: 0,
+            next: 0,
             part: (0, 0),
             unlike: 0,
             differing: 0,
@@ -249,24 +252,24 @@ impl PublisherMachine {
 
     /// True if there is something to compare.
     pub fn is_comparing(&self) -> bool {
-        !self.checks.comparing.is_empty()
+        !self.checks.comparisons.is_empty()
     }
 
     /// Compares one more slice. After the last slice, answers the observer.
     pub fn compare(&mut self) -> Vec<Effect> {
-        if let Some(mut comparison) = self.checks.comparing.pop_front() {
+        if let Some(mut comparison) = self.checks.comparisons.pop_front() {
             let (model, key) = (&comparison.asked.model, comparison.key);
             let version = self.store.in_epoch(model, key.0).and_then(|versions| versions.get_mut(key.1));
             match version.map(|version| comparison.step(version)) {
                 None => self.answer_replaced(&comparison.observer, &comparison.asked, key),
                 Some(true) => self.perform(comparison.answer()),
-                Some(false) => self.checks.comparing.push_back(comparison),
+                Some(false) => self.checks.comparisons.push_back(comparison),
             }
         }
         self.finish()
     }
 
-    /// Answers observers for workers that have not answered in time.
+    /// Answers the observers whose workers have not answered in time.
     pub(super) fn tick_checks(&mut self, now: Time) {
         let patience = self.timing.lost_after;
         let late = |open: &&OpenCheck| now.saturating_sub(open.since) >= patience;
@@ -280,10 +283,12 @@ impl PublisherMachine {
         }
     }
 
+    /// Answers an observer that the version was replaced before its comparison ended.
     fn answer_replaced(&mut self, observer: &[u8], asked: &Verify, key: Key) {
         self.answer_unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
     }
 
+    /// Answers an observer that the worker was not verified, for this reason.
     fn answer_unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
         let verified = Verified { code: Some(code.to_owned()), text, ..answer_to(asked) };
         self.perform(Effect::Answer {
@@ -293,7 +298,7 @@ impl PublisherMachine {
     }
 }
 
-/// Returns an answer to a request, without results.
+/// Returns an answer to a request without results.
 fn answer_to(asked: &Verify) -> Verified {
     let Verify { worker, model, first, .. } = asked.clone();
     Verified { worker, model, first, ..Default::default() }

@@ -1,4 +1,4 @@
-//! Watches a publisher's folder of keys in a separate thread, because a disk may be slow. A change
+//! Checks a publisher's key folder for changes in a separate thread, because a disk may be slow. A change
 //! takes effect within a ping interval (K2).
 
 use super::keys::{Allowed, Stamp};
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(20);
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
-const JOIN_TIMEOUT: Duration = Duration::from_secs(1); // how long `drop` waits for a check of a slow disk
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1); // how long `drop` waits for the thread, since a disk may be slow
 
-/// The thread that checks the folder. The thread ends when this is dropped.
+/// The handle of the thread that checks the folder. The thread ends when this is dropped.
 pub struct Watch {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
@@ -29,7 +29,7 @@ impl Watch {
         let (mut check, every) =
             (FolderCheck::new(allowed, shared), (ping / 2).clamp(CHECK_INTERVAL_MIN, CHECK_INTERVAL_MAX));
         let run = move || {
-            let _ending = ending; // dropped at the end, which `Watch::drop` waits for
+            let _ending = ending; // dropped when the thread ends, for which `Watch::drop` waits
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && check.run() {}
         };
         let thread = thread::Builder::new().name("weightbus-keys".to_owned()).spawn(run)?;
@@ -46,6 +46,7 @@ impl Drop for Watch {
     }
 }
 
+/// The state of the thread.
 struct FolderCheck {
     allowed: Allowed,
     shared: Arc<Shared>,
@@ -75,7 +76,7 @@ impl FolderCheck {
             Ok(Some(by_key)) => self.shared.submit(Work::Grant(by_key)),
             Ok(None) => Ok(()),
             Err(error) => {
-                errors.insert(error.to_string()); // permissions stay until it can be read
+                errors.insert(error.to_string()); // permissions stay until the folder can be read
                 Ok(())
             }
         };

@@ -1,4 +1,4 @@
-//! A connection that is registered for polling while it is open.
+//! A connection that is polled for input while it is open, and for output while something is unsent.
 
 use super::control_connection::ControlConnection;
 use super::pipe::{HasPipe, Pipe};
@@ -27,21 +27,23 @@ impl Connection for ControlConnection {
     }
 }
 
+/// An open connection, registered with `Ready`, which finds the connections with events.
 pub struct Watched<C: Connection> {
     id: u64,
     inner: C,
     ready: Arc<Ready>,
-    watches_output: bool, // polled for output, too
+    watches_output: bool, // also polls for output
 }
 
 impl<C: Connection> Watched<C> {
+    /// Registers a connection under this id.
     pub fn new(id: u64, inner: C, ready: Arc<Ready>) -> io::Result<Watched<C>> {
         ready.add(inner.connection.as_raw_fd(), id)?;
         Ok(Watched { id, inner, ready, watches_output: false })
     }
 
-    /// Calls `io_step`, which reads from the connection or writes to it, and returns its result. Then registers for output if
-    /// something is unsent.
+    /// Calls `io_step`, which reads from the connection or writes to it. Then polls for output if
+    /// something is unsent. Returns the result of `io_step`.
     pub fn serve<T>(&mut self, io_step: impl FnOnce(&mut C) -> io::Result<T>) -> io::Result<T> {
         let done = io_step(&mut self.inner)?;
         let unsent = self.inner.has_unsent();
