@@ -71,8 +71,7 @@ impl Absent {
         self.0.get(name).map_or(false, |absence| absence.code == "left")
     }
 
-    /// Returns, for each absent worker that subscribed to the model, a text with the reason of its
-    /// absence.
+    /// Returns, for each absent worker that subscribed to the model, a text with the reason of its absence.
     pub fn reasons(&self, model: &str) -> impl Iterator<Item = String> + '_ {
         let model = model.to_owned();
         self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
@@ -187,8 +186,7 @@ fn live_workers_by_model(roster: &Roster, models: impl Fn(&Peer) -> Vec<String>)
     found
 }
 
-/// Returns the reason that a model reaches no worker: none has joined, or all subscribe to other
-/// models.
+/// Returns the reason that a model reaches no worker: none has joined, or all subscribe to other models.
 pub fn why_no_recipient(model: &str, roster: &Roster) -> String {
     let live = roster.iter().filter(|peer| !peer.is_lost() && !peer.is_relay());
     let wanted: BTreeSet<&str> = live.flat_map(|peer| peer.hello.models.keys()).map(String::as_str).collect();
@@ -211,8 +209,7 @@ struct PersistentCondition {
 }
 
 impl PersistentCondition {
-    /// Returns at most `most` models that were not reported yet. Returns none after `REPORTED_MAX`
-    /// reports.
+    /// Returns at most `most` models that were not reported yet. Returns none after `REPORTED_MAX` reports.
     fn unreported<'a>(&self, found: impl Iterator<Item = &'a String>, most: usize) -> Vec<String> {
         if self.reported.len() >= REPORTED_MAX {
             return Vec::new();

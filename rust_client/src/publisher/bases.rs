@@ -145,8 +145,7 @@ impl Bases {
         }
     }
 
-    /// Returns how to make the patch on a base; `None` if the whole version is likely to arrive
-    /// sooner.
+    /// Returns how to make the patch on a base; `None` if the whole version is likely to arrive sooner.
     ///
     /// All workers that run the base get the same patch, and the publish waits longest for the
     /// slowest. So the choice is the best patch for the slowest worker that gains by a patch. A worker
@@ -251,8 +250,7 @@ impl Bases {
     }
 }
 
-/// True if a patch from one version to the other is possible: both need the same layout and chunk
-/// size.
+/// True if a patch from one version to the other is possible: both need the same layout and chunk size.
 fn can_patch(one: &Content, other: &Content) -> bool {
     one.header.layout.id == other.header.layout.id && one.plan.chunk_bytes == other.plan.chunk_bytes
 }

@@ -1,8 +1,7 @@
 //! Handles `below`, by which relays report the workers behind them (R5 to R7).
 //!
-//! A row of such a report has the whole state of one worker, so a relay may repeat rows. A change in a
-//! row advances the open publishes as the worker's own report would. The relay has already compared the
-//! digests.
+//! A row of such a report has the whole state of one worker, so a relay may repeat rows. A change in a row
+//! advances the open publishes as the worker's own report would. The relay has already compared the digests.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;

@@ -28,8 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-// By default, patches may build on two versions: the one that most workers run, and its
-// predecessor.
+// By default, patches may build on two versions: the one that most workers run, and its predecessor.
 const BASES: usize = 2;
 const CHUNK_BYTES: u64 = 1 << 20; // larger chunks were not faster
 
@@ -126,8 +125,7 @@ impl PublisherBuilder {
         self
     }
 
-    /// Sets the default of `PublishOptions::expect`: the least number of workers for
-    /// `Require::All`.
+    /// Sets the default of `PublishOptions::expect`: the least number of workers for `Require::All`.
     pub fn expect(mut self, workers: usize) -> PublisherBuilder {
         self.expect = workers;
         self

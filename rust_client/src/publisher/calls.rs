@@ -157,8 +157,7 @@ impl PublisherMachine {
         }
     }
 
-    /// Applies an event of a worker to the calls of the version `of`, or to all calls if `of` is
-    /// `None`.
+    /// Applies an event of a worker to the calls of the version `of`, or to all calls if `of` is `None`.
     pub(super) fn apply_to_calls(
         &mut self,
         name: &str,

@@ -20,8 +20,7 @@ use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
 
-// Copies of at least this size bypass the CPU caches, which would not hold the bytes until they are
-// sent.
+// Copies of at least this size bypass the CPU caches, which would not hold the bytes until they are sent.
 const STREAM_BYTES: u64 = 1 << 25;
 
 /// A tensor to publish: a view of the caller's memory, which is copied.
@@ -65,8 +64,7 @@ impl Content {
         &self.block
     }
 
-    /// Returns the content of a patch whose result is `version`. The patch has the chunk size of the
-    /// version.
+    /// Returns the content of a patch whose result is `version`. The patch has the chunk size of the version.
     pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();

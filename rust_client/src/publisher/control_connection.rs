@@ -399,8 +399,7 @@ impl ControlConnection {
         Ok(())
     }
 
-    /// Adds a frame to the incomplete message. Moves the message to `messages` if this is its last
-    /// frame.
+    /// Adds a frame to the incomplete message. Moves the message to `messages` if this is its last frame.
     fn add_frame(&mut self, flags: u8, body: Vec<u8>, messages: &mut Vec<Message>) -> io::Result<()> {
         self.message_bytes += body.len();
         if self.message_bytes > CONTROL_BYTES_MAX {

@@ -18,8 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// The pause after a write, as a multiple of the write's duration: the thread writes for a tenth of the
-// time.
+// The pause after a write, as a multiple of the write's duration: the thread writes for a tenth of the time.
 const PAUSE_FACTOR: u32 = 9;
 // The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);

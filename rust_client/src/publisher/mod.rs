@@ -1,8 +1,7 @@
 //! The API of the publisher, which copies a model, sends the copy to the workers, and reports what
 //! each worker did with it.
 //!
-//! `machine.rs` makes the decisions and does no I/O. `run.rs` is the thread that carries out these
-//! decisions.
+//! `machine.rs` makes the decisions and does no I/O. `run.rs` is the thread that carries out these decisions.
 
 pub mod bases;
 pub mod content;
@@ -107,9 +106,8 @@ pub struct PublishOptions {
     pub together: bool,
     /// The time limit of the publish.
     pub timeout: Duration,
-    /// How long to wait, within `timeout`, for a worker that is lost during the publish. `None`:
-    /// `lost_after` for a worker that fell silent, and no time for a worker whose connection was
-    /// closed.
+    /// How long to wait, within `timeout`, for a worker that is lost during the publish. `None`: `lost_after`
+    /// for a worker that fell silent, and no time for a worker whose connection was closed.
     pub grace: Option<Duration>,
     /// The least number of workers for `Require::All`: the publish waits until that many workers
     /// have joined and reached `wait`. `None`: the number given to `PublisherBuilder::expect`.
@@ -306,12 +304,10 @@ impl Publisher {
         Ok(Publishing { answer, deadline, shared: self.shared.clone() })
     }
 
-    /// Returns the workers of this publish that accept patches, each with its running version and
-    /// its speeds.
+    /// Returns the workers of this publish that accept patches, each with its running version and its speeds.
     ///
-    /// The publisher's thread knows these workers. If the caller is that thread, or no answer comes
-    /// before `until`, returns one unknown worker instead: then no patch is made, but the version is
-    /// kept as a base.
+    /// The publisher's thread knows these workers. If the caller is that thread, or no answer comes before
+    /// `until`, returns one unknown worker instead: then no patch is made, but the version is kept as a base.
     fn patch_candidates(
         &self,
         model: &str,
@@ -408,9 +404,8 @@ impl Publisher {
         })
     }
 
-    /// Waits until `condition` returns true for the result of `workers`. Returns false at the
-    /// timeout. The publisher's own thread calls `condition` at each event of a worker, and ten
-    /// times a second.
+    /// Waits until `condition` returns true for the result of `workers`. Returns false at the timeout. The
+    /// publisher's own thread calls `condition` at each event of a worker, and ten times a second.
     pub fn wait_until(
         &self,
         timeout: Duration,
@@ -426,10 +421,9 @@ impl Publisher {
         }
     }
 
-    /// Ends the open publishes with their results so far, and closes the sockets. Dropping the
-    /// publisher does the same. In the `on_worker` function, which runs in the publisher's thread,
-    /// `close` does not wait: the thread ends after the function returns. In a forked child,
-    /// `close` does nothing.
+    /// Ends the open publishes with their results so far, and closes the sockets. Dropping the publisher does
+    /// the same. In the `on_worker` function, which runs in the publisher's thread, `close` does not wait:
+    /// the thread ends after the function returns. In a forked child, `close` does nothing.
     pub fn close(&self) {
         if !self.shared.is_own_process() {
             return;

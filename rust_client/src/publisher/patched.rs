@@ -1,5 +1,4 @@
-//! Patches: finds the workers that accept patches, decides what is pushed, and records how versions
-//! arrived.
+//! Patches: finds the workers that accept patches, decides what is pushed, and records how versions arrived.
 
 use super::bases::PatchCandidate;
 use super::machine::PublisherMachine;

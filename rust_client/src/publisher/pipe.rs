@@ -19,7 +19,7 @@ use std::time::Duration;
 
 const TURN_BYTES: usize = 1 << 20; // sent to one peer before another peer is served
 pub const HOLD: Duration = Duration::from_millis(100); // how long a stalled message may hold a version
-pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same if there is no room for a copy, or if the version is outdated
+pub const HOLD_MAX: Duration = Duration::from_secs(1); // the same without room for a copy, or if outdated
 const COPY_TIME_MAX: Duration = Duration::from_secs(30); // to send a copy while others wait for room: 64 MiB at 2 MB/s
 /// The most bytes of copies for all connections of one socket. The largest chunk has this size, so that
 /// one copy always fits.

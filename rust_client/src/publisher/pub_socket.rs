@@ -28,7 +28,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(30); // of a peer that sends a
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // after too many connections, or with few descriptors left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // connections; a worker that must wait fetches meanwhile
 const TICKET_WAIT_MAX: Duration = Duration::from_millis(1500); // for a new connection to send its ticket
-const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // for peers on this host: more bytes would not stay in the CPU cache until they are read
+const LOCAL_SEND_BUFFER: libc::c_int = 1 << 20; // on this host, where more bytes would not stay in the CPU cache
 
 /// A bound PUB socket, and its subscribers.
 pub struct PubSocket {

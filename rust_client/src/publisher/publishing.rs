@@ -136,8 +136,7 @@ impl PublisherMachine {
         found
     }
 
-    /// Records that these peers begin to receive a version. For unresponsive peers the version is not
-    /// kept.
+    /// Records that these peers begin to receive a version. For unresponsive peers the version is not kept.
     fn begin_receiving(
         &mut self,
         model: &str,

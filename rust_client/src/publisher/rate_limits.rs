@@ -1,9 +1,8 @@
 //! Limits how many messages peers may send to a publisher, and how many events they may cause.
 //!
 //! Reports and fetches of a worker advance a version, so they are free. Any other message takes units from
-//! the token bucket of its control connection. If the bucket has too few units, the connection is closed.
-//! All connections without a known worker share another bucket, which limits the messages that are
-//! parsed.
+//! the token bucket of its control connection. If the bucket has too few units, the connection is closed. All
+//! connections without a known worker share another bucket, which limits the messages that are parsed.
 
 use super::effects::Identity;
 use crate::messages::{FromWorker, ToPublisher};

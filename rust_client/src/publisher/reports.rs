@@ -1,5 +1,4 @@
-//! Handles the reports `progress`, `staged`, `applied` and `failed` of workers, and rejects implausible
-//! ones.
+//! Handles the reports `progress`, `staged`, `applied` and `failed` of workers, and rejects implausible ones.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
@@ -146,9 +145,8 @@ impl PublisherMachine {
         }
     }
 
-    /// Notifies the user that the digest in a worker's report differs from the published one. The report
-    /// does not count. Notifies once for a version, although the worker repeats its report with every
-    /// ping.
+    /// Notifies the user that the digest in a worker's report differs from the published one. The report does
+    /// not count. Notifies once for a version, although the worker repeats its report with every ping.
     fn wrong_digest(&mut self, name: &str, model: &str, version: Key, digest: &str, now: Time) {
         let peer = self.roster.get_mut(name).filter(|peer| peer.subscribes_to(model));
         let key = match peer.and_then(|peer| peer.note_wrong_digest(model, version).then(|| peer.key.clone()))

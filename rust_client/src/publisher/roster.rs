@@ -479,8 +479,7 @@ impl Roster {
         live.map(|peer| peer.hello.name.clone()).collect()
     }
 
-    /// Returns the names of the live workers and relays with sessions here that subscribe to a
-    /// model.
+    /// Returns the names of the live workers and relays with sessions here that subscribe to a model.
     pub fn receivers(&self, model: &str) -> Vec<String> {
         let live =
             self.iter().filter(|peer| !peer.is_lost() && peer.in_session() && peer.subscribes_to(model));

@@ -119,8 +119,7 @@ impl Router {
         let (id, connection) = (self.next_id, ControlConnection::new(connection, self.keys.clone(), now));
         self.next_id += 1;
         if let Ok(mut watched) = Watched::new(id, connection, self.ready.clone()) {
-            // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch
-            // itself.
+            // Send the greeting at once, so that a peer with other keys, or none, sees the mismatch itself.
             if watched.serve(|connection| connection.write(0, now)).is_ok() {
                 self.connections.insert(id, watched);
                 self.unfinished.insert(id, host);

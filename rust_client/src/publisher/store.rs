@@ -1,5 +1,4 @@
-//! Keeps a publisher's versions in memory: the latest of each model, and others that are still in use
-//! (P9).
+//! Keeps a publisher's versions in memory: the latest of each model, and others that are still in use (P9).
 //!
 //! A version is kept while it is the latest for some worker, waits for its commit, or is being received by
 //! a worker. If a model has more than `VERSIONS_MAX`, the least needed are dropped, so that memory is
@@ -118,8 +117,7 @@ impl Versions {
         number
     }
 
-    /// Adds content that was published before under these (epoch, version) pairs. Returns its
-    /// number here.
+    /// Adds content that was published before under these (epoch, version) pairs. Returns its number here.
     pub fn restore(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
         let number = self.add(content);
         if let Some(version) = self.by_number.get_mut(&number) {

@@ -81,8 +81,7 @@ impl Comparison {
         self.sums.len().min(self.names.len().saturating_sub(first))
     }
 
-    /// Computes and compares the checksums of the next slice of bytes. Returns true after the last
-    /// slice.
+    /// Computes and compares the checksums of the next slice of bytes. Returns true after the last slice.
     fn step(&mut self, version: &mut Version) -> bool {
         let mut left = SLICE_BYTES;
         while self.next < self.count() && left > 0 {
