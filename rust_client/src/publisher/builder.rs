@@ -190,10 +190,10 @@ impl PublisherBuilder {
             Some(data) => PubSocket::bind(&data)?,
             None => bind_beside(&listen_at, &bound)?,
         };
-        if let Some(its) = &mut state {
+        if let Some(restored) = &mut state {
             // Write the epoch before any worker learns it, but after the bind: a publisher that
             // cannot bind uses up no epoch.
-            its.folder.record_epoch(epoch, &its.stored)?;
+            restored.folder.record_epoch(epoch, &restored.stored)?;
         }
         let advertised = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
         let started = running_clock();
@@ -217,14 +217,15 @@ impl PublisherBuilder {
         }
         machine.address = bound.endpoint();
         let (mut models, mut keeper) = (HashMap::new(), None);
-        if let Some(mut its) = state {
-            its.offer_versions(&mut machine);
-            for fault in its.folder.take_faults() {
+        if let Some(mut restored) = state {
+            restored.offer_versions(&mut machine);
+            for fault in restored.folder.take_faults() {
                 shared.submit(Work::Notice(fault))?;
             }
-            models = its.models;
-            keeper =
-                Some(Keeper::start(its.folder, shared.clone()).map_err(io_error("no thread for the disk"))?);
+            models = restored.models;
+            keeper = Some(
+                Keeper::start(restored.folder, shared.clone()).map_err(io_error("no thread for the disk"))?,
+            );
         }
         let thread = Loop::new(machine, router, data, shared.clone(), keeper, self.on_worker, sealer);
         let thread = thread::Builder::new().name("weightbus-publisher".to_owned()).spawn(|| thread.run());
@@ -259,11 +260,11 @@ impl Restored {
         let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
         let mut found = Restored { folder, stored, contents, models };
         for latest in found.folder.latest() {
-            let mut its = new();
-            match found.folder.read(&latest, &mut its.copier) {
+            let mut state = new();
+            match found.folder.read(&latest, &mut state.copier) {
                 Ok(content) => {
                     found.contents.push(Arc::new(content));
-                    found.models.insert(latest.model.clone(), Arc::new(TimedLock::new(its)));
+                    found.models.insert(latest.model.clone(), Arc::new(TimedLock::new(state)));
                     found.stored.push(latest);
                 }
                 Err(text) => {

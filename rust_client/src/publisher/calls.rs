@@ -141,10 +141,10 @@ impl PublisherMachine {
     fn undecided_of_relay(&self, name: &str, relay: &Peer) -> Vec<(String, u64)> {
         let open = |call: &&Publication| call.commits_together() && call.decision.is(Decision::Open);
         let calls = self.calls.open.values().filter(open);
-        let its = calls.filter(|call| {
+        let sent_to_relay = calls.filter(|call| {
             relay.subscribes_to(&call.model) && self.roster.is_recipient(name, call.terms.workers.as_deref())
         });
-        its.map(|call| (call.model.clone(), call.key.1)).collect()
+        sent_to_relay.map(|call| (call.model.clone(), call.key.1)).collect()
     }
 
     /// Marks a worker as lost in all calls. `gone` is true if the worker's connection is closed.
@@ -166,8 +166,8 @@ impl PublisherMachine {
         now: Time,
     ) {
         for id in self.calls.ids() {
-            let its = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
-            if let Some(call) = self.calls.open.get_mut(&id).filter(its) {
+            let is_affected = |call: &&mut Publication| of.map_or(true, |of| of == (&call.model, call.key));
+            if let Some(call) = self.calls.open.get_mut(&id).filter(is_affected) {
                 call.apply_event(name, event, now, "");
                 self.settle(id, now);
             }

@@ -316,11 +316,11 @@ impl ControlConnection {
     /// Parses the greeting at offset `at`. Returns its size, or 0 if the greeting is incomplete. Fails
     /// at the first byte that is not of ZMTP 3.
     fn parse_greeting(&mut self, at: usize) -> io::Result<usize> {
-        let its = match greeted(&self.received[at..])? {
-            Some(its) => its,
+        let peer_mechanism = match greeted(&self.received[at..])? {
+            Some(mechanism) => mechanism,
             None => return Ok(0),
         };
-        if its != mechanism(self.curve.is_some()) {
+        if peer_mechanism != mechanism(self.curve.is_some()) {
             self.progress = Progress::Refused; // our greeting, with our mechanism, tells the peer why
             return Ok(GREETING_BYTES);
         }

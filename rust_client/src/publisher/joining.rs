@@ -117,9 +117,10 @@ impl PublisherMachine {
         let peer = self.roster.get(name);
         let last = peer.and_then(|peer| peer.through.last());
         let place = last.map_or_else(String::new, |relay| format!(" behind relay {}", relay));
-        let its = peer.map(|peer| &peer.hello);
-        let host = its.map(|hello| hello.host.as_str()).filter(|host| !host.is_empty()).unwrap_or("unknown");
-        let pid = its.map_or(0, |hello| hello.pid);
+        let hello = peer.map(|peer| &peer.hello);
+        let host =
+            hello.map(|hello| hello.host.as_str()).filter(|host| !host.is_empty()).unwrap_or("unknown");
+        let pid = hello.map_or(0, |hello| hello.pid);
         format!(
             "the name {:?} belongs to a living worker{} (host {}, process {}): give this one another name, or stop \
              that one",
@@ -235,10 +236,12 @@ impl PublisherMachine {
 
     /// True if a worker runs a version of the current epoch that this publisher never published.
     fn runs_unpublished(&self, hello: &Hello) -> bool {
-        let had =
+        let was_published =
             |model: &str, number| self.store.models.get(model).map_or(false, |its| its.was_published(number));
         hello.models.iter().any(|(model, running)| {
-            running.as_ref().map_or(false, |its| its.epoch == self.epoch() && !had(model, its.version))
+            running
+                .as_ref()
+                .map_or(false, |its| its.epoch == self.epoch() && !was_published(model, its.version))
         })
     }
 

@@ -182,7 +182,7 @@ impl Publishing {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(remaining + ANSWER_TIMEOUT) {
             Ok(answer) => answer,
-            Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
+            Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed_error()),
             Err(RecvTimeoutError::Timeout) => {
                 Err(Error::PublisherClosed { reason: "its thread does not answer".to_owned() })
             }
@@ -262,6 +262,7 @@ impl Publisher {
         self.submit(model, options, |copier| copier.copy_file(file, self.chunk_bytes))
     }
 
+    /// Copies the tensors with `copy`, makes patches, and submits the version to the publisher's thread.
     fn submit(
         &self,
         model: &str,
@@ -270,7 +271,7 @@ impl Publisher {
     ) -> Result<Publishing, Error> {
         if !self.shared.is_own_process() {
             // A forked child has no copy of the parent's threads, one of which may have held a lock.
-            return Err(self.shared.closed());
+            return Err(self.shared.closed_error());
         }
         let began = Instant::now();
         let terms = self.checked_terms(model, options)?;
@@ -282,12 +283,11 @@ impl Publisher {
                 bases: Bases::new(count, bytes_max),
             }))
         };
-        let lock_of_model = lock(&self.models).entry(model.to_owned()).or_insert_with(new_state).clone();
+        let model_lock = lock(&self.models).entry(model.to_owned()).or_insert_with(new_state).clone();
         // One thread at a time copies a model, so that versions are numbered in the order of the
         // copies. The publisher's own thread does not wait: another thread may be making a patch.
         let wait_max = if self.is_own_thread() { Duration::ZERO } else { terms.timeout };
-        let mut state =
-            lock_of_model.lock_until(began + wait_max).ok_or_else(|| busy_error(model, wait_max))?;
+        let mut state = model_lock.lock_until(began + wait_max).ok_or_else(|| busy_error(model, wait_max))?;
         let patch_candidates = match options.encoding {
             Encoding::Raw => Vec::new(),
             _ => self.patch_candidates(model, &terms, deadline)?,
@@ -322,7 +322,7 @@ impl Publisher {
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(patch_candidates) => Ok(patch_candidates),
             Err(RecvTimeoutError::Timeout) => Ok(vec![PatchCandidate::default()]),
-            Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
+            Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed_error()),
         }
     }
 
@@ -331,6 +331,7 @@ impl Publisher {
         lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
+    /// Returns the checked terms of a publish, with the defaults of this publisher.
     fn checked_terms(&self, model: &str, options: &PublishOptions) -> Result<PublishTerms, Error> {
         let wrong = |text: String| Err(Error::Setup(text));
         if !is_name(model) {
@@ -389,7 +390,7 @@ impl Publisher {
     pub fn workers(&self) -> Result<BTreeMap<String, WorkerStatus>, Error> {
         let (sender, answer) = channel();
         self.shared.submit(Work::Status(sender))?;
-        answer.recv_timeout(ANSWER_TIMEOUT).map_err(|_| self.shared.closed())
+        answer.recv_timeout(ANSWER_TIMEOUT).map_err(|_| self.shared.closed_error())
     }
 
     /// Waits until at least `count` workers that are not lost subscribe to the model, those behind
@@ -417,7 +418,7 @@ impl Publisher {
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(()) => Ok(true),
             Err(_) if Instant::now() >= until => Ok(false), // timed out, here or in the thread
-            Err(_) => Err(self.shared.closed()),
+            Err(_) => Err(self.shared.closed_error()),
         }
     }
 

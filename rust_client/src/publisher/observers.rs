@@ -95,9 +95,9 @@ impl Observers {
     /// Drops the oldest event of `worker` if the worker has more than `EVENTS_OF_WORKER`, so that its
     /// events do not displace those of other workers. Otherwise drops the oldest event of all.
     fn drop_event(&mut self, worker: &str) {
-        let its = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
-        let many = self.events.iter().filter(its).count() > EVENTS_OF_WORKER;
-        let oldest = self.events.iter().position(|event| its(&event));
+        let is_of_worker = |(_, _, event): &&(u64, Time, WorkerEvent)| event.worker == worker;
+        let many = self.events.iter().filter(is_of_worker).count() > EVENTS_OF_WORKER;
+        let oldest = self.events.iter().position(|event| is_of_worker(&event));
         self.events.remove(oldest.filter(|_| many).unwrap_or(0));
     }
 
@@ -329,11 +329,11 @@ fn record_outcome(peer: &mut Peer, model: &str, epoch: u64, seen: Option<&Observ
 
 /// Records the state of a model at a worker. Returns true if the state has changed.
 fn record_if_changed(peer: &mut Peer, model: &str) -> bool {
-    let at = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
-    let now = (peer.running_key(model), at, peer.observed.failed.get(model).cloned());
-    let changed = peer.observed.reported.get(model) != Some(&now);
+    let arriving = peer.incoming.get(model).map(|its| (its.version, its.phase, its.chunks));
+    let state = (peer.running_key(model), arriving, peer.observed.failed.get(model).cloned());
+    let changed = peer.observed.reported.get(model) != Some(&state);
     if changed {
-        peer.observed.reported.insert(model.to_owned(), now);
+        peer.observed.reported.insert(model.to_owned(), state);
     }
     changed
 }

@@ -84,8 +84,9 @@ impl RateLimits {
             return true;
         }
         let cost = cost * (1 + nbytes / BYTES_PER_COST) as f64;
-        let fresh = || TokenBucket::new(now);
-        let allowed = self.buckets.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.control, now);
+        let new_bucket = || TokenBucket::new(now);
+        let allowed =
+            self.buckets.entry(from.to_vec()).or_insert_with(new_bucket).take(cost, self.control, now);
         self.note_result(allowed, now)
     }
 

@@ -96,12 +96,12 @@ impl Shared {
     /// forked child.
     pub fn submit(&self, work: Work) -> Result<(), Error> {
         if !self.is_own_process() {
-            return Err(self.closed());
+            return Err(self.closed_error());
         }
         let mut inbox = self.inbox();
         if inbox.stopping || inbox.ended.is_some() {
             drop(inbox);
-            return Err(self.closed());
+            return Err(self.closed_error());
         }
         inbox.work.push_back(work);
         drop(inbox);
@@ -110,7 +110,7 @@ impl Shared {
     }
 
     /// Returns the error for a closed publisher, with the reason.
-    pub fn closed(&self) -> Error {
+    pub fn closed_error(&self) -> Error {
         if !self.is_own_process() {
             return Error::PublisherClosed { reason: OTHER_PROCESS.to_owned() };
         }
@@ -377,6 +377,7 @@ impl Loop {
         }
     }
 
+    /// Does all submitted work.
     fn do_work(&mut self) {
         loop {
             let work = self.shared.inbox().work.pop_front();
@@ -394,7 +395,7 @@ impl Loop {
                     let effects = self.machine.grant(by_key, self.now());
                     self.perform(effects);
                 }
-                Some(Work::Notice(text)) => self.notice(text),
+                Some(Work::Notice(text)) => self.notify(text),
                 Some(Work::Publish { model, offer, terms, began, answer }) => {
                     self.publish(&model, offer, terms, began, answer);
                 }
@@ -422,6 +423,7 @@ impl Loop {
         }
     }
 
+    /// Carries out effects. First records the epoch, and then informs the keeper whether publishes are open.
     fn perform(&mut self, effects: Vec<Effect>) {
         self.record_epoch();
         self.perform_all(effects);
@@ -518,16 +520,17 @@ impl Loop {
         if epoch != self.recorded_epoch {
             self.recorded_epoch = epoch;
             if let Some(text) = self.keeper.as_ref().and_then(|keeper| keeper.record(epoch)) {
-                self.notice(text);
+                self.notify(text);
             }
         }
     }
 
-    fn notice(&mut self, text: String) {
+    fn notify(&mut self, text: String) {
         let (kind, worker) = (WorkerEventKind::Notice, String::new());
         self.perform_all(vec![Effect::Notify(WorkerEvent { kind, worker, text })]);
     }
 
+    /// Answers the caller of a publish.
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {
         if let Some(answer) = self.answers.remove(&id) {
             let result = if achieved {
