@@ -43,6 +43,13 @@ impl Calls {
         self.open.values().find(|c| c.key == key && c.model == model && !c.decision.is(Decision::Commit))
     }
 
+    /// Records that an undecided version is announced to one worker again.
+    pub(super) fn note_announced(&mut self, name: &str, model: &str, number: u64, now: Time) {
+        for call in self.open.values_mut().filter(|call| call.model == model && call.key.1 == number) {
+            call.note_announced(name, now);
+        }
+    }
+
     /// Records the encoding and size in which a version arrived at a worker.
     pub(super) fn record_transport(
         &mut self,
@@ -129,8 +136,7 @@ impl PublisherMachine {
                 call.add_joined(name);
             }
             call.apply_event(name, TargetEvent::Returned, now, "");
-            let open = call.commits_together() && call.decision.is(Decision::Open);
-            if open && call.outcome(name) == Some(Outcome::Behind) {
+            if call.is_undecided() && call.outcome(name) == Some(Outcome::Behind) {
                 waiting.push((call.model.clone(), call.key.1));
             }
         }
@@ -139,12 +145,38 @@ impl PublisherMachine {
 
     /// Returns the undecided (model, version) pairs that are sent to a relay.
     fn undecided_of_relay(&self, name: &str, relay: &Peer) -> Vec<(String, u64)> {
-        let open = |call: &&Publication| call.commits_together() && call.decision.is(Decision::Open);
-        let calls = self.calls.open.values().filter(open);
+        let calls = self.calls.open.values().filter(|call| call.is_undecided());
         let sent_to_relay = calls.filter(|call| {
             relay.subscribes_to(&call.model) && self.roster.is_recipient(name, call.terms.workers.as_deref())
         });
         sent_to_relay.map(|call| (call.model.clone(), call.key.1)).collect()
+    }
+
+    /// Returns the undecided (model, version) pairs that a worker should be receiving, and is not (P10).
+    ///
+    /// The announcement may have been lost, or ignored while the worker was catching up. Neither a pong nor
+    /// the answer to a fetch of version 0 names an undecided version.
+    pub(super) fn missed_undecided(&self, name: &str, now: Time) -> Vec<(String, u64)> {
+        let peer = match self.roster.get(name) {
+            Some(peer) => peer,
+            None => return Vec::new(),
+        };
+        let missed = |call: &&Publication| {
+            let (model, number) = (&call.model, call.key.1);
+            let failed = peer.observed.failed.get(model).map_or(0, |(failed, _)| *failed);
+            let arrives = peer.incoming.get(model).map_or(false, |its| {
+                let moves = now.saturating_sub(its.since) < self.timing.lost_after;
+                its.version == number && (moves || its.phase == ProgressPhase::Staged)
+            });
+            call.is_undecided()
+                && peer.subscribes_to(model)
+                && self.roster.is_recipient(name, call.terms.workers.as_deref())
+                && peer.running_key(model) < call.key
+                && failed != number
+                && !arrives
+                && now.saturating_sub(call.announced_at(name)) >= self.timing.ping
+        };
+        self.calls.open.values().filter(missed).map(|call| (call.model.clone(), call.key.1)).collect()
     }
 
     /// Marks a worker as lost in all calls. `gone` is true if the worker's connection is closed.

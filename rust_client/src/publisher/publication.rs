@@ -99,6 +99,7 @@ pub(crate) struct Publication {
     pub started: Time,
     deadline: Time,
     recipients: BTreeMap<String, Recipient>,
+    announced: BTreeMap<String, Time>, // when the version was announced to a worker again
     outcome_counts: [usize; 7], // number of recipients by outcome: counting them at each report is slow
 }
 
@@ -125,6 +126,7 @@ impl Publication {
             deadline: started.saturating_add(terms.timeout),
             terms,
             recipients: BTreeMap::new(),
+            announced: BTreeMap::new(),
             outcome_counts: [0; 7],
         }
     }
@@ -142,6 +144,21 @@ impl Publication {
     /// True if workers apply the version only after enough of them have staged it.
     pub fn commits_together(&self) -> bool {
         self.terms.commit == AnnounceCommit::Together
+    }
+
+    /// True if workers stage the version, and the call has not decided yet.
+    pub fn is_undecided(&self) -> bool {
+        self.commits_together() && self.decision.is(Decision::Open)
+    }
+
+    /// Records that the version is announced to one worker again.
+    pub fn note_announced(&mut self, name: &str, now: Time) {
+        self.announced.insert(name.to_owned(), now);
+    }
+
+    /// Returns when the version was last announced to a worker.
+    pub fn announced_at(&self, name: &str) -> Time {
+        self.announced.get(name).copied().unwrap_or(self.started)
     }
 
     pub fn recipient_names(&self) -> impl Iterator<Item = &String> {

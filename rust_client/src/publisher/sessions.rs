@@ -10,7 +10,8 @@ use crate::messages::*;
 use crate::transfer::Time;
 
 impl PublisherMachine {
-    /// Answers a ping (P17). A relay is also sent versions that named workers behind it lack (R8).
+    /// Answers a ping (P17). The worker is also sent what it has to stage and may have missed (P10), and a
+    /// relay the versions that named workers behind it lack (R8).
     pub(super) fn handle_ping(&mut self, name: &str, ping: &Ping, now: Time) {
         let models = match self.roster.get_mut(name) {
             Some(peer) => {
@@ -28,12 +29,21 @@ impl PublisherMachine {
                 ..Default::default()
             }),
         );
+        for (model, number) in self.missed_undecided(name, now) {
+            self.announce_undecided(name, &model, number, now);
+        }
         let relay = self.roster.get(name).filter(|peer| peer.is_relay());
         let models: Vec<String> =
             relay.into_iter().flat_map(|relay| relay.hello.models.keys().cloned()).collect();
         for model in models {
             self.announce_owed(name, &model, now);
         }
+    }
+
+    /// Announces an undecided version to one worker, and records when.
+    fn announce_undecided(&mut self, name: &str, model: &str, number: u64, now: Time) {
+        self.calls.note_announced(name, model, number, now);
+        self.announce_to(name, model, number, false);
     }
 
     /// Announces to a relay the next version for named workers behind it, unless that version is arriving
@@ -86,7 +96,7 @@ impl PublisherMachine {
     pub(super) fn resume_worker(&mut self, name: &str, now: Time) {
         self.answers_again(name);
         for (model, number) in self.rejoin_calls(name, now) {
-            self.announce_to(name, &model, number, false);
+            self.announce_undecided(name, &model, number, now);
         }
     }
 
