@@ -1,4 +1,5 @@
-//! The control addresses of a worker, in order of preference, and the choice of the one to use. (W37)
+//! The control addresses of a worker, in order of preference, and the choice of the one to use.
+//! (W37)
 //!
 //! A worker changes over to the next address when the present one fails, and returns to the first
 //! one when a probe shows that a publisher answers there again.
@@ -7,8 +8,8 @@ use crate::limits::Timing;
 use crate::transfer::Time;
 use std::time::Duration;
 
-const RETURN_MIN: Duration = Duration::from_secs(1); // before a probe of the first address
-const RETURN_MAX: Duration = Duration::from_secs(60); // after sessions there that end soon
+const RETURN_MIN: Duration = Duration::from_secs(1); // least pause before a probe of the first address
+const RETURN_MAX: Duration = Duration::from_secs(60); // pause if sessions there keep ending soon
 
 /// The choice among a worker's addresses.
 pub struct Addresses {
@@ -17,14 +18,14 @@ pub struct Addresses {
     hello_retry: Duration,
     return_after: Duration,
     failed: usize,          // tries in a row without a session of `hello_retry` or longer
-    since: Option<Time>,    // since when there is a session at the present address
-    returned: Option<Time>, // when the worker last returned to the first address, if it is there
+    since: Option<Time>,    // begin of the session at the present address
+    returned: Option<Time>, // when the worker returned to the first address, until it leaves again
     pause: Duration,        // before the next probe
-    probe_at: Option<Time>, // None: no probe is to come, or one is under way
+    probe_at: Option<Time>, // None: no probe is due later, or one is in flight
 }
 
 impl Addresses {
-    /// Returns the choice among `count` addresses, which begins with the first one.
+    /// Creates the choice among `count` addresses. The first one is the present address.
     pub fn new(count: usize, timing: &Timing) -> Addresses {
         let return_after = timing.lost_after.max(RETURN_MIN);
         Addresses {
@@ -81,7 +82,7 @@ impl Addresses {
         (self.present, self.hello_retry)
     }
 
-    /// Returns the index of the first address, which the worker is with from now on.
+    /// Makes the first address the present one. Returns its index, 0.
     pub fn go_back(&mut self, now: Time) -> usize {
         self.failed = 0;
         self.go_to(0);
@@ -94,7 +95,8 @@ impl Addresses {
         (self.since, self.probe_at) = (None, None);
     }
 
-    /// True if the first address is to be probed now; then `probed` must follow.
+    /// True if the first address is to be probed now: then the caller must call `probed`
+    /// afterwards.
     pub fn take_probe(&mut self, now: Time) -> bool {
         let due = self.probe_at.map_or(false, |at| now >= at);
         if due {
@@ -104,7 +106,7 @@ impl Addresses {
     }
 
     /// Notes that a probe has ended. If the worker has a session at another address than the first,
-    /// the next probe is due after a pause.
+    /// schedules the next probe.
     pub fn probed(&mut self, now: Time) {
         if self.since.is_some() {
             self.set_probe(now);

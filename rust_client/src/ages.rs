@@ -1,7 +1,7 @@
-//! Ages of the publishers whose versions run at this worker, or may still be applied.
+//! Keeps the ages of the publishers whose versions run at this worker, or may still be applied.
 //!
-//! A publisher sends its age, and a worker reports the current age to other publishers. So two
-//! publishers can be ordered by their starts, even if their hosts' clocks differ.
+//! A publisher sends its age, and a worker reports this publisher's current age to later
+//! publishers. So publishers can be ordered by their starts, even if their hosts' clocks differ.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::transfer::Time;
 pub struct Ages(BTreeMap<u64, (u64, Time)>);
 
 impl Ages {
-    /// Notes the age that the publisher of an epoch sent. Forgets the epochs before `applied`, the
-    /// greatest epoch of applied versions.
+    /// Records the age that the publisher of an epoch sent. Forgets the epochs before `applied`,
+    /// which is the greatest epoch of applied versions.
     pub fn heard(&mut self, epoch: u64, age_ms: u64, applied: u64, now: Time) {
         let age_ms = age_ms.max(self.of(epoch, now));
         self.0.retain(|&known, _| known >= applied && known != epoch);
@@ -25,7 +25,8 @@ impl Ages {
         self.0.insert(epoch, (age_ms, now));
     }
 
-    /// Returns the least age in milliseconds of the publisher of an epoch at `now`; 0 if unknown.
+    /// Returns the age in milliseconds that the publisher of an epoch has at least at `now`; 0 if
+    /// unknown.
     pub fn of(&self, epoch: u64, now: Time) -> u64 {
         let (age_ms, at) = match self.0.get(&epoch) {
             Some(&known) => known,

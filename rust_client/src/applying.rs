@@ -1,4 +1,4 @@
-//! Calls of the user's functions that decide whether a version runs, with a time limit (W24).
+//! Calls the user's functions that decide whether a version runs, with a time limit (W24).
 
 use crate::gate::Call;
 use crate::layout::Layout;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const APPLY_TIMEOUT: Duration = Duration::from_secs(60);
-// far longer than a publisher waits for an acknowledgement
+// a day is far longer than a publisher waits for an acknowledgement
 pub const APPLY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A version, whole and verified, on which the user's function decides.
@@ -53,14 +53,14 @@ pub struct Functions {
     pub timeout: Duration,
 }
 
-/// A running call of a user's function, with the failure to report if it is late.
+/// A running call of a user's function, and the failure to report if the call becomes overdue.
 pub struct Calling {
     pub model: String,
     pub key: Key,
     /// True if the previous version still runs after a rejection.
     pub intact: bool,
-    /// Error text of a call that is late.
-    pub too_long: String,
+    /// Error text if the call becomes overdue.
+    pub overdue_text: String,
     pub call: Arc<Call>,
 }
 
@@ -69,11 +69,11 @@ impl Functions {
     pub fn begin(&self, offer: &Offer, intact: bool) -> (Arc<Call>, Calling) {
         let call = Arc::new(Call::new(Instant::now() + self.timeout));
         let (model, key) = (offer.model.to_owned(), (offer.epoch, offer.version));
-        (call.clone(), Calling { model, key, intact, too_long: self.too_long(), call })
+        (call.clone(), Calling { model, key, intact, overdue_text: self.overdue_text(), call })
     }
 
-    /// Returns the error text of a call that is late.
-    pub fn too_long(&self) -> String {
+    /// Returns the error text of an overdue call.
+    pub fn overdue_text(&self) -> String {
         format!("the user's function did not return within {:?}", self.timeout)
     }
 }
@@ -82,11 +82,11 @@ impl Functions {
 pub fn ask(decide: &Decide, offer: &Offer) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| decide(offer).map_err(|error| error.to_string()))) {
         Ok(decided) => decided,
-        Err(panic) => Err(format!("the user's function panicked: {}", words_of(&*panic))),
+        Err(panic) => Err(format!("the user's function panicked: {}", panic_text(&*panic))),
     }
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> &str {
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a text")
 }

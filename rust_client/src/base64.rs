@@ -5,11 +5,11 @@ const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 /// Encodes bytes.
 pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity((bytes.len() + 2) / 3 * 4);
-    for three in bytes.chunks(3) {
-        let bits = three.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte)) << (24 - 8 * three.len());
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte)) << (24 - 8 * group.len());
         for at in 0..4 {
             let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
-            text.push(if at <= three.len() { char::from(digit) } else { '=' });
+            text.push(if at <= group.len() { char::from(digit) } else { '=' });
         }
     }
     text
@@ -22,7 +22,7 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let mut bits = 0u32; // of these, the lowest 8, 4 or 2 are not written yet
+    let mut bits = 0u32; // the lowest 6, 4, 2 or 0 are not written yet
     for (at, digit) in text.bytes().take(text.len() - padding).enumerate() {
         bits = bits << 6 | value(digit)?;
         if at % 4 != 0 {

@@ -20,7 +20,7 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
 ///
 /// If `from` and `to` differ in length.
 pub fn copy_crc32c(crc: u32, from: &[u8], to: &mut [u8], past_caches: bool) -> u32 {
-    assert_eq!(from.len(), to.len(), "a copy to other room");
+    assert_eq!(from.len(), to.len(), "source and destination differ in length");
     if let Some(state) = past_caches.then(|| crc::stream(!crc, from, to)).flatten() {
         return !state;
     }

@@ -1,4 +1,5 @@
-//! The actions that the machine returns, and the services that it calls.
+//! The actions that the worker's state machine (`machine.rs`) returns, and the services that the
+//! machine calls.
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};
@@ -15,8 +16,8 @@ use std::time::Duration;
 pub enum Effect {
     /// Send a message to the publisher.
     Send(FromWorker),
-    /// Receive published messages from this endpoint only. The next connection uses up the ticket,
-    /// unless it is empty.
+    /// Connect the data socket to this endpoint only. If `ticket` is not empty, the next connection
+    /// presents it; it is valid once.
     Connect { endpoint: String, ticket: String },
     /// Close both connections, which may be dead, and dial again.
     Redial,
@@ -29,9 +30,9 @@ pub enum Effect {
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
     Ready(StagedVersion),
-    /// Versions of several models that are published as one may be applied, at once.
+    /// Versions of several models that were published as one may be applied, all at once.
     ReadyAtOnce(Vec<StagedVersion>),
-    /// Decode a patch, in a thread that need not answer pings, and report the result.
+    /// Decode a patch in another thread, so that pings are answered meanwhile; report the result.
     Decode(Patching),
     /// Fetch chunks from a source, in another thread, and report each chunk and the end.
     FetchFromSource(SourceFetch),

@@ -1,4 +1,5 @@
-//! Errors. The text of each names the side at fault, the cause, and what to do next.
+//! The errors of workers and publishers. Each text names the side at fault, the cause, and what to
+//! do next.
 
 use crate::dtype::Dtype;
 use crate::protocol::codes::Code;
@@ -19,8 +20,8 @@ pub enum Error {
     /// A version was rejected. The model still holds the previous version, bit for bit, unless the
     /// text says that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
-    /// The publisher refuses this worker, which keeps trying to join. Of a worker with several
-    /// addresses: no address gave it a session. `address` lists all of them, and `text` has the
+    /// The publisher refuses this worker, which keeps trying to join. If the worker has several
+    /// addresses, it got a session at none: `address` lists all addresses, and `text` has the
     /// answer of each.
     Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
@@ -57,31 +58,31 @@ impl fmt::Display for Error {
             }
             Error::Refused { worker, address, text, .. } if address.contains(", ") => write!(
                 f,
-                "no publisher takes worker {:?}: {}; the worker goes on asking",
+                "no publisher accepts worker {:?}: {}; the worker keeps trying to join",
                 worker, text
             ),
             Error::Refused { worker, address, code, text } => write!(
                 f,
-                "the publisher at {} refuses worker {:?} ({}): {}; the worker goes on asking",
+                "the publisher at {} refuses worker {:?} ({}): {}; the worker keeps trying to join",
                 address, worker, code, text
             ),
             Error::Closed { worker, reason } => {
                 write!(f, "worker {:?} is closed ({}); connect a new one", worker, reason)
             }
             Error::Torn => f.write_str(
-                "no version runs here: the last was turned down after its bytes had changed the model, or changed \
-                 while it was copied; receive() applies the next that comes",
+                "no version runs here: the last version was rejected after its bytes were in the model, or was \
+                 overwritten while it was copied; receive() applies the next version that arrives",
             ),
             Error::NoTensor { name, known } => {
                 write!(f, "there is no tensor {:?} here; there are: {}", name, known)
             }
             Error::OtherDtype { name, dtype, asked } => write!(
                 f,
-                "tensor {:?} is of dtype {}, asked for was {}; ask for {}, or convert",
+                "tensor {:?} has dtype {}, but {} was requested; request {}, or convert the tensor",
                 name, dtype, asked, dtype
             ),
             Error::Publish { receipt, missing } => {
-                write!(f, "less was achieved than required: {}", receipt)?;
+                write!(f, "the publish missed its requirement: {}", receipt)?;
                 if missing.is_empty() {
                     return Ok(());
                 }

@@ -4,7 +4,8 @@
 //!
 //! The README has examples; start with `Worker` and `Publisher`.
 #![deny(unsafe_code)]
-// Literals of messages end with a default, so that a later field leaves them alone.
+// A literal of a message ends with `..Default::default()`, so that a new field needs no change
+// there.
 #![allow(clippy::needless_update)]
 
 #[cfg(target_endian = "big")]
@@ -130,7 +131,7 @@ pub mod zmtp;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Shared by the tests of several modules.
+/// Helpers for the tests of several modules.
 #[cfg(test)]
 mod tests {
     use crate::effects::Host;

@@ -1,7 +1,7 @@
 //! Reports why the publisher's host name does not resolve, while there is no session.
 //!
-//! A dial that finds no address gives no reason. So the name is looked up once more, in a separate
-//! thread, since a name server may answer late or never.
+//! A failed attempt to connect does not say that the host has no address. So this module looks up
+//! the name itself, in a separate thread, since a name server may answer late or never.
 
 use crate::endpoint::Endpoint;
 use crate::transfer::Time;
@@ -11,9 +11,9 @@ use std::sync::mpsc::{sync_channel, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(2); // without a session, before the look-up
-const AGAIN: Duration = Duration::from_secs(1); // between two look-ups
-const NEWS: Duration = Duration::from_secs(60); // between two reports of the same problem
+const PATIENCE: Duration = Duration::from_secs(2); // without a session before a lookup; for its answer
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60); // between two reports of the same problem
 
 type Resolve = fn(&str, u16) -> io::Result<()>;
 
@@ -24,14 +24,14 @@ pub struct Names {
     resolve: Resolve,
     /// Since when there is no session.
     since: Option<Time>,
-    asked: Option<Receiver<io::Result<()>>>, // the result of a look-up
-    due: Time,
+    pending: Option<Receiver<io::Result<()>>>, // receives the result of a lookup
+    due: Time,                                 // when the pending lookup began, or the next one may begin
     reported_at: Option<Time>,
 }
 
 impl Names {
-    /// Returns the check for the host of an address; `None` if the address is a path or its host is
-    /// an IP address.
+    /// Creates the check of an address's host; `None` if the address is a path or its host is an IP
+    /// address.
     pub fn of(address: &str) -> Option<Names> {
         Names::for_address(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }
@@ -42,14 +42,14 @@ impl Names {
             _ => return None,
         };
         let is_ip = host.split('%').next().map_or(false, |host| host.parse::<IpAddr>().is_ok());
-        let (since, asked, due, reported_at) = (None, None, Time::ZERO, None);
-        Some(Names { host, port, resolve, since, asked, due, reported_at }).filter(|_| !is_ip)
+        let (since, pending, due, reported_at) = (None, None, Time::ZERO, None);
+        Some(Names { host, port, resolve, since, pending, due, reported_at }).filter(|_| !is_ip)
     }
 
-    /// Returns the reason that the host name does not resolve, at most once a minute. `inside` is
-    /// true if there is a session: then nothing is looked up.
-    pub fn poll(&mut self, inside: bool, now: Time) -> Option<String> {
-        if inside {
+    /// Returns a text with the reason that the host name does not resolve, at most once a minute.
+    /// With a session (`in_session`), looks up nothing and returns `None`.
+    pub fn poll(&mut self, in_session: bool, now: Time) -> Option<String> {
+        if in_session {
             self.since = None;
             return None;
         }
@@ -57,39 +57,39 @@ impl Names {
         if now < since + PATIENCE {
             return None;
         }
-        let found = match self.asked.as_ref().map(|answer| answer.try_recv()) {
+        let found = match self.pending.as_ref().map(|answer| answer.try_recv()) {
             None if now < self.due => return None,
             None => {
-                self.ask();
+                self.look_up();
                 self.due = now;
                 return None;
             }
             Some(Err(TryRecvError::Empty)) if now < self.due + PATIENCE => return None,
-            Some(Err(TryRecvError::Empty)) => return self.tell("its name server does not answer", now),
+            Some(Err(TryRecvError::Empty)) => return self.report("its name server does not answer", now),
             Some(Ok(found)) => found,
             Some(Err(TryRecvError::Disconnected)) => Ok(()), // no thread could be started
         };
-        self.asked = None;
-        self.due = now + AGAIN;
+        self.pending = None;
+        self.due = now + LOOKUP_INTERVAL;
         match found {
             Ok(()) => {
                 self.reported_at = None;
                 None
             }
-            Err(error) => self.tell(&error.to_string(), now),
+            Err(error) => self.report(&error.to_string(), now),
         }
     }
 
-    fn ask(&mut self) {
-        let (tell, answer) = sync_channel(1);
+    fn look_up(&mut self) {
+        let (sender, receiver) = sync_channel(1);
         let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
         let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
-        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // fails without a thread
-        self.asked = Some(answer);
+        let _ = thread.spawn(move || sender.send(resolve(&host, port))); // if no thread can be started, `sender` is dropped
+        self.pending = Some(receiver);
     }
 
-    fn tell(&mut self, why: &str, now: Time) -> Option<String> {
-        if self.reported_at.map_or(false, |at| now < at + NEWS) {
+    fn report(&mut self, why: &str, now: Time) -> Option<String> {
+        if self.reported_at.map_or(false, |at| now < at + REPORT_INTERVAL) {
             return None;
         }
         self.reported_at = Some(now);
@@ -125,8 +125,8 @@ mod tests {
     fn answered(names: &mut Names, now: Time) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(20);
         assert_eq!(names.poll(false, now), None);
-        assert!(names.asked.is_some(), "nobody was asked");
-        while names.asked.is_some() {
+        assert!(names.pending.is_some(), "nobody was pending");
+        while names.pending.is_some() {
             assert!(Instant::now() < end, "never answered");
             if let Some(text) = names.poll(false, now) {
                 return Some(text);
@@ -141,14 +141,18 @@ mod tests {
         let mut names = Names::for_address("tcp://nowhere.invalid:5", unknown).unwrap();
         assert_eq!(names.poll(false, SECOND), None);
         assert_eq!(names.poll(false, SECOND + PATIENCE / 2), None);
-        assert!(names.asked.is_none(), "it may be about to connect");
+        assert!(names.pending.is_none(), "it may be about to connect");
         let text = answered(&mut names, SECOND + PATIENCE).unwrap();
         assert!(text.contains("\"nowhere.invalid\" is found (no such host): check the name"), "{}", text);
-        assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was reported_at a moment ago");
-        assert!(answered(&mut names, SECOND + PATIENCE + NEWS).is_some());
-        assert_eq!(names.poll(true, NEWS * 2), None);
-        assert_eq!(names.poll(false, NEWS * 2), None, "patience begins anew");
-        assert!(names.asked.is_none());
+        assert_eq!(
+            answered(&mut names, SECOND + PATIENCE + LOOKUP_INTERVAL),
+            None,
+            "it was reported_at a moment ago"
+        );
+        assert!(answered(&mut names, SECOND + PATIENCE + REPORT_INTERVAL).is_some());
+        assert_eq!(names.poll(true, REPORT_INTERVAL * 2), None);
+        assert_eq!(names.poll(false, REPORT_INTERVAL * 2), None, "patience begins anew");
+        assert!(names.pending.is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The phases of versions, models and sessions at a worker, as tables of (phase, event, next phase).
-//! Nothing else changes a phase.
+//! The phases of versions, models and sessions at a worker, as tables of (phase, event, next
+//! phase). A phase changes only by a transition in these tables.
 //!
 //! ```text
 //! announced ──> arriving ──> staged ──> ready ──> applying ──> running
@@ -7,8 +7,8 @@
 //!     └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
 //! ```
 //!
-//! An event without an arrow from a phase changes nothing: messages come late, twice and in any
-//! order. The tables are made from the description of the protocol.
+//! An event that has no transition from the current phase changes nothing: messages can arrive
+//! late, twice and in any order. The tables are generated from the description of the protocol.
 
 pub use crate::protocol::phases::*;
 

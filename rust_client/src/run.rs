@@ -144,10 +144,10 @@ impl Shared {
     /// overdue call is reported before the model's next version.
     pub fn tell_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.retain(|Calling { model, key, intact, too_long, call }| {
+        calls.retain(|Calling { model, key, intact, overdue_text, call }| {
             let fate = call.fate();
             if fate == Fate::Overdue {
-                let outcome = Outcome::Failed { text: too_long.clone(), intact: *intact, again: false };
+                let outcome = Outcome::Failed { text: overdue_text.clone(), intact: *intact, again: false };
                 self.tell(model, *key, outcome); // under the lock: no later outcome overtakes it
             }
             fate == Fate::UnderWay
@@ -362,8 +362,8 @@ impl Loop {
         }
     }
 
-    /// Handles the outcomes reported so far. Later ones wake the next turn, so that sources that send
-    /// all the time do not keep the publisher waiting.
+    /// Handles the outcomes reported so far. Later ones wake the next turn, so that sources that
+    /// send all the time do not keep the publisher waiting.
     fn do_work(&mut self) {
         let outcomes =
             std::mem::take(&mut *self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner));

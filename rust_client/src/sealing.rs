@@ -172,7 +172,7 @@ pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
 
 /// The decryption of a payload, piece by piece as the payload arrives.
 ///
-/// The decrypted bytes are not authentic before `proves` has returned their checksum.
+/// The decrypted bytes are not authentic before `verify` has returned their checksum.
 pub struct Opening {
     gcm: Gcm,
     tag: [u8; TAG_BYTES],
@@ -189,14 +189,14 @@ impl Opening {
     /// Decrypts the next bytes in place.
     pub fn decrypt_next(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(PIECE_BYTES) {
-            self.broken |= !self.gcm.in_place(piece);
+            self.broken |= !self.gcm.decrypt_in_place(piece);
             self.crc = crc32c_append(self.crc, piece);
         }
     }
 
     /// Returns the CRC-32C of the decrypted bytes; `None` if they are not authentic.
-    pub fn proves(self) -> Option<u32> {
-        let sound = self.gcm.proves(&self.tag) && !self.broken;
+    pub fn verify(self) -> Option<u32> {
+        let sound = self.gcm.verify(&self.tag) && !self.broken;
         sound.then_some(self.crc)
     }
 
@@ -204,9 +204,9 @@ impl Opening {
     /// the decrypted bytes, or `None` if they are not authentic.
     pub fn decrypt(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
-            self.broken |= !self.gcm.copy(piece, to);
+            self.broken |= !self.gcm.decrypt_to(piece, to);
             self.crc = crc32c_append(self.crc, to);
         }
-        self.proves()
+        self.verify()
     }
 }

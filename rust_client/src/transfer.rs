@@ -423,7 +423,7 @@ impl Transfer {
         let lease = self.revoke()?;
         let whole = lease.filled == self.span(lease.index).len();
         match (lease.opening, proof) {
-            (Some(opening), _) => opening.proves().filter(|_| whole),
+            (Some(opening), _) => opening.verify().filter(|_| whole),
             (None, Proof::Crc(crc)) => Some(lease.crc).filter(|found| whole && found == crc),
             (None, Proof::Sealed(_)) => None,
         }
@@ -643,7 +643,9 @@ impl Transfer {
             self.pull();
         }
         let passed = self.answered > Some(self.asked_at); // else the chunks may be on their way
-                                                          // While only sources are to send chunks, the publisher is not late. They have a deadline.
+                                                          // While only sources are to send chunks,
+                                                          // the publisher is not late. They have a
+                                                          // deadline.
         let waits = self.at_sources == 0 || self.asked > 0;
         if waits && silent >= if passed { self.patience } else { self.timing.patience_max } {
             self.tries += 1;

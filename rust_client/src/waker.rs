@@ -21,13 +21,13 @@ impl Waker {
 
     /// Makes the current or next `poll` return.
     pub fn wake(&self) {
-        let _ = (&*self.sender).write(b"!"); // a full socket is readable already
+        let _ = (&*self.sender).write(b"!"); // fails if the socket is full: then `poll` returns anyway
     }
 
     /// Drains the socket, so that the next `poll` waits.
     pub fn drain(&self) {
-        let mut heard = [0; 256];
-        while matches!((&*self.receiver).read(&mut heard), Ok(count) if count == heard.len()) {}
+        let mut buffer = [0; 256];
+        while matches!((&*self.receiver).read(&mut buffer), Ok(count) if count == buffer.len()) {}
     }
 }
 

@@ -1,15 +1,15 @@
 //! Makes text from other hosts safe to print.
 
 /// Returns a text from another host on one line, without control characters and invisible
-/// characters, cut off after `most` characters.
-pub fn printable(text: &str, most: usize) -> String {
+/// characters, cut off after `chars_max` characters.
+pub fn printable(text: &str, chars_max: usize) -> String {
     let clean: String = text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect();
     let words: Vec<&str> = clean.split_whitespace().collect();
-    words.join(" ").chars().take(most).collect()
+    words.join(" ").chars().take(chars_max).collect()
 }
 
-/// True if a character is visible: then the standard library does not escape it. The test puts a
-/// letter before the character, since a combining character is escaped only at the beginning of a
+/// True if a character is visible: then the standard library does not escape it. A letter is put
+/// before the character, since the library escapes a combining character at the beginning of a
 /// text.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {

@@ -562,8 +562,8 @@ impl Worker {
         &self.name
     }
 
-    /// Returns the publisher's address. Of a worker with several addresses: the one that it is with,
-    /// or tries now.
+    /// Returns the publisher's address. Of a worker with several addresses: the one that it is
+    /// with, or tries now.
     pub fn address(&self) -> &str {
         &self.addresses[self.shared.address()]
     }
@@ -843,7 +843,7 @@ impl Worker {
         let text = match &why {
             Unapplied::Stale => "it is gone from shared memory".to_owned(),
             Unapplied::Failed(text) => text.clone(),
-            Unapplied::TooLong => self.functions.too_long(),
+            Unapplied::TooLong => self.functions.overdue_text(),
         };
         let torn = works.iter().any(|work| work.written);
         for (index, Work { staged, hold, written, made }) in works.into_iter().enumerate() {

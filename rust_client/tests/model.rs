@@ -17,7 +17,7 @@ fn tensors_are_found_by_name_and_type() {
     assert_eq!(weights.tensor("c").unwrap().bytes(), [0, 0]);
     assert_eq!(model.nbytes(), 20);
     let text = |error: Error| error.to_string();
-    assert!(text(weights.get::<f64>("a").unwrap_err()).contains("of dtype F32, asked for was F64"));
+    assert!(text(weights.get::<f64>("a").unwrap_err()).contains("has dtype F32, but F64 was requested"));
     assert!(text(weights.get::<f32>("z").unwrap_err()).contains("a, b, c"));
 }
 

@@ -1,9 +1,9 @@
-//! Reads the codes of a patch from a string of bits, which begins at the lowest bit of each byte.
+//! Reads the codes of a patch from a bit stream. In each byte, the lowest bit comes first.
 
 use super::Fault;
 use std::convert::TryInto;
 
-const PEEKED: u32 = 57; // bits that `peek` returns at least
+const PEEKED: u32 = 57; // 64, less the bits before the next one in its byte
 const GOLOMB_BITS_MAX: u32 = 16; // larger sizes do not fit a step
 const EARLY: Fault = "it ends early";
 
@@ -15,7 +15,7 @@ pub fn number(bytes: &[u8]) -> u64 {
 /// Reads bits from first to last.
 pub struct Reader<'a> {
     data: &'a [u8],
-    at: usize, // in bits
+    at: usize, // number of bits read
 }
 
 impl<'a> Reader<'a> {
@@ -24,11 +24,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the number of unread bits; 0 if a code extended beyond the end.
-    pub fn left(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         (8 * self.data.len()).saturating_sub(self.at)
     }
 
-    /// Returns the next bits, with zeros beyond the end.
+    /// Returns at least the next `PEEKED` bits; those beyond the end are zeros.
     #[inline]
     fn peek(&self) -> u64 {
         let byte = self.at / 8;
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         word >> (self.at % 8)
     }
 
-    /// Reads `width` bits, at most 32. The caller has checked that there are so many.
+    /// Reads `width` bits, at most 32. The caller has checked that so many remain.
     #[inline]
     fn take(&mut self, width: u32) -> u32 {
         let value = self.peek() & ((1 << width) - 1);
@@ -47,8 +47,8 @@ impl<'a> Reader<'a> {
         value as u32
     }
 
-    fn need(&self, bits: usize) -> Result<(), Fault> {
-        if bits <= self.left() {
+    fn require(&self, bits: usize) -> Result<(), Fault> {
+        if bits <= self.remaining() {
             Ok(())
         } else {
             Err(EARLY)
@@ -57,11 +57,12 @@ impl<'a> Reader<'a> {
 
     /// Returns the next number of a fixed width, at most 32 bits.
     pub fn number(&mut self, width: u32) -> Result<u32, Fault> {
-        self.need(width as usize)?;
+        self.require(width as usize)?;
         Ok(self.take(width))
     }
 
-    /// Reads a unary code: the number of clear bits before the next set bit, at most `most`.
+    /// Reads a unary code: the number of clear bits before the next set bit. Returns an error if
+    /// the number is above `most`.
     #[inline]
     fn unary(&mut self, most: u32) -> Result<u32, Fault> {
         let mut value = 0;
@@ -72,11 +73,11 @@ impl<'a> Reader<'a> {
                 return Err("a code leads beyond what it may");
             }
             if zeros < PEEKED {
-                self.at += zeros as usize + 1; // a set bit is never beyond the end
+                self.at += zeros as usize + 1; // not beyond the end, where all bits are zeros
                 return Ok(value);
             }
             self.at += zeros as usize;
-            self.need(1).map_err(|_| "a unary code has no end")?;
+            self.require(1).map_err(|_| "a unary code has no end")?;
         }
     }
 
@@ -87,7 +88,7 @@ impl<'a> Reader<'a> {
         for _ in 0..count {
             out.push(self.unary((most >> k) as u32)? << k);
         }
-        self.need(count * k as usize)?;
+        self.require(count * k as usize)?;
         let mut next = 0;
         for position in &mut out[begin..] {
             *position += next + self.take(k);
@@ -101,13 +102,14 @@ impl<'a> Reader<'a> {
 
     /// Reads signs: appends 1 for each clear bit, and -1 for each set bit.
     pub fn signs(&mut self, count: usize, out: &mut Vec<i32>) -> Result<(), Fault> {
-        self.need(count)?;
+        self.require(count)?;
         out.extend((self.at..self.at + count).map(|at| 1 - 2 * i32::from(self.data[at / 8] >> (at % 8) & 1)));
         self.at += count;
         Ok(())
     }
 
-    /// Reads `count` numbers in Exp-Golomb codes into `out` instead of its content.
+    /// Replaces the content of `out` with the next `count` numbers, which have Exp-Golomb codes
+    /// with the parameter `k`.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;
@@ -116,7 +118,7 @@ impl<'a> Reader<'a> {
             bits += width as usize;
             out.push(width);
         }
-        self.need(bits)?;
+        self.require(bits)?;
         for value in out {
             let width = *value;
             *value = self.take(width) + (1 << width) - (1 << k);
@@ -126,18 +128,18 @@ impl<'a> Reader<'a> {
 
     /// Checks that the unread bits of the last byte are zero. Returns the number of bytes read,
     /// including that byte.
-    pub fn filled(&self) -> Result<usize, Fault> {
-        let rest = self.at.wrapping_neg() % 8;
-        if self.peek() & ((1 << rest) - 1) == 0 {
-            Ok((self.at + rest) / 8)
+    pub fn check_padding(&self) -> Result<usize, Fault> {
+        let padding = self.at.wrapping_neg() % 8;
+        if self.peek() & ((1 << padding) - 1) == 0 {
+            Ok((self.at + padding) / 8)
         } else {
             Err("the bits behind its codes are not zero")
         }
     }
 
     /// Checks that no bytes follow the last code.
-    pub fn end(&self) -> Result<(), Fault> {
-        if self.filled()? == self.data.len() {
+    pub fn check_end(&self) -> Result<(), Fault> {
+        if self.check_padding()? == self.data.len() {
             Ok(())
         } else {
             Err("something follows behind its codes")

@@ -1,9 +1,10 @@
 //! Makes a patch, the difference between two versions of one layout, in as few bytes as possible.
 //!
 //! Each block gets the mode that takes the fewest bytes. A step is the distance from an old to a
-//! new value, counted in representable values. Steps are coded in one class or, for floats, in
-//! sixteen classes by exponent. The probability of a change halves from one exponent to the next,
-//! so that gaps are coded in fewer bits by class. The Python encoder makes the same bytes.
+//! new value, counted in representable values. The steps of a block form one class or, for floats,
+//! sixteen classes by exponent. The probability that an element changes halves from one exponent to
+//! the next, so the gaps between changes take fewer bits if each class is coded separately. The
+//! Python encoder makes the same bytes.
 
 use super::format::{self, Block, Header, Kind, Mode};
 use super::scan::{self, Steps};
@@ -19,9 +20,9 @@ pub struct Side<'a> {
 
 /// Returns the patch that turns the data section `base` into `target`, bit for bit.
 ///
-/// Both digests are of chunks of `chunk_bytes`. With `classes`, steps may be coded by class: that
-/// takes fewer bytes, but the decoder must read every element of the base. Returns an error if a
-/// data section does not fit the layout, and once `wanted` returns false.
+/// Both digests are computed over chunks of `chunk_bytes`. With `classes`, steps may be coded by
+/// class: that takes fewer bytes, but the decoder must read every element of the base. Returns an
+/// error if a data section does not fit the layout, or once `wanted` returns false.
 pub fn encode(
     layout: &Layout,
     chunk_bytes: u64,
@@ -62,7 +63,7 @@ type Coded = (Mode, Vec<u8>);
 fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8> {
     let pair = |block: &Block| (&base[block.begin..block.end], &target[block.begin..block.end]);
     let mut group =
-        Group { blocks, pairs: blocks.iter().map(pair).collect(), others: vec![None; blocks.len()] };
+        Group { blocks, pairs: blocks.iter().map(pair).collect(), stepless: vec![None; blocks.len()] };
     let kind = blocks[0].kind;
     let classes = classes && matches!(kind, Kind::Bf16 | Kind::F16);
     let (mut flat, mut by_class) = (Vec::new(), Vec::new());
@@ -90,15 +91,15 @@ fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8>
 struct Group<'a> {
     blocks: &'a [Block],
     pairs: Vec<(&'a [u8], &'a [u8])>,
-    others: Vec<Option<Coded>>, // each block encoded without steps, once needed
+    stepless: Vec<Option<Coded>>, // each block's encoding without steps, made when first needed
 }
 
 /// The steps of a block, with its index in the group.
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns entries, table and bodies. A block is coded by steps if it is in `found` and steps
-    /// are best.
+    /// Returns the bytes of the group: entries, table and bodies. A block is coded by steps if
+    /// `found` has its steps, and no other mode takes fewer bytes.
     fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
         let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
@@ -106,7 +107,7 @@ impl Group<'_> {
         for index in 0..self.blocks.len() {
             coded.push(match bodies.next_if(|(stepped, _)| *stepped == index) {
                 Some((_, body)) => (Mode::Steps, body),
-                None => self.other(index).clone(),
+                None => self.stepless(index).clone(),
             });
         }
         let mut out = Vec::new();
@@ -118,10 +119,9 @@ impl Group<'_> {
         out
     }
 
-    /// Returns the table and the bodies of the blocks for which steps are best.
+    /// Returns the table and the bodies of the blocks that take the fewest bytes by steps.
     ///
-    /// A block for which steps are not best even with a table of its own does not influence this
-    /// table.
+    /// A block that does not, even with a table of its own, does not influence this table.
     fn stepped(&mut self, mut found: Vec<Stepped>) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         while !found.is_empty() {
             let (table, bodies) = self.written(&found);
@@ -138,7 +138,8 @@ impl Group<'_> {
         (Vec::new(), Vec::new())
     }
 
-    /// Returns the table of all these blocks, and the bodies of those for which steps are best.
+    /// Returns the best table for all these blocks, and the bodies of those blocks that take the
+    /// fewest bytes by steps with this table.
     fn written(&mut self, found: &[Stepped]) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         let table = tune::table(&found.iter().map(|(_, steps)| &steps[..]).collect::<Vec<_>>());
         let mut bodies = Vec::with_capacity(found.len());
@@ -151,16 +152,17 @@ impl Group<'_> {
         (format::pack_table(&table), bodies)
     }
 
+    /// True if no other mode of a block takes fewer bytes than a body of steps of `nbytes`.
     fn is_best(&mut self, index: usize, nbytes: usize, changes: usize) -> bool {
         let block = self.blocks[index];
         nbytes < block.nbytes()
-            && (nbytes <= overwrite_least(changes, block.width) || nbytes <= self.other(index).1.len())
+            && (nbytes <= overwrite_least(changes, block.width) || nbytes <= self.stepless(index).1.len())
     }
 
     /// Returns the encoding of a block without steps.
-    fn other(&mut self, index: usize) -> &Coded {
+    fn stepless(&mut self, index: usize) -> &Coded {
         let (block, (base, target)) = (&self.blocks[index], self.pairs[index]);
-        self.others[index].get_or_insert_with(|| overwritten(block, base, target))
+        self.stepless[index].get_or_insert_with(|| overwrite(block, base, target))
     }
 }
 
@@ -174,7 +176,7 @@ fn overwrite_least(changes: usize, width: usize) -> usize {
 }
 
 /// Encodes the changed elements of a block, or the whole block if that takes fewer bytes.
-fn overwritten(block: &Block, base: &[u8], target: &[u8]) -> Coded {
+fn overwrite(block: &Block, base: &[u8], target: &[u8]) -> Coded {
     let width = block.width;
     let at = scan::changed(base, target, width);
     if at.is_empty() {

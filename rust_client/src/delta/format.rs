@@ -16,8 +16,8 @@ const ENTRY_BYTES_MAX: u32 = 4;
 pub const CLASSES: usize = 16;
 const WIDTH_MAX: u32 = 19; // bits of a count
 pub const RICE_MAX: u32 = 18;
-const EVERY: u32 = 31;
-// Widths in bits of the fields of a table's row.
+const EVERY: u32 = 31; // in a row's field `large`: `Large::Every`
+                       // Widths in bits of the fields of a table's row.
 const COUNT_BITS: u32 = 5;
 const GAP_BITS: u32 = 5;
 const LARGE_BITS: u32 = 5;
@@ -75,7 +75,7 @@ impl Header {
     }
 }
 
-/// How a patch can treat the elements of a dtype.
+/// How a patch can code the elements of a dtype.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Elements that are only copied or overwritten.
@@ -103,11 +103,11 @@ impl Block {
 }
 
 /// Returns one block for each run of adjacent tensors of one dtype.
-fn stretches(layout: &Layout) -> Vec<Block> {
+fn runs(layout: &Layout) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
-    let mut before = None;
+    let mut previous = None;
     for tensor in layout.tensors.iter().filter(|tensor| tensor.begin < tensor.end) {
-        if before != Some(tensor.dtype) {
+        if previous != Some(tensor.dtype) {
             let kind = match tensor.dtype {
                 Dtype::BF16 => Kind::Bf16,
                 Dtype::F16 => Kind::F16,
@@ -116,7 +116,7 @@ fn stretches(layout: &Layout) -> Vec<Block> {
             };
             let width = (tensor.dtype.bits() as usize / 8).max(1);
             found.push(Block { begin: tensor.begin as usize, end: 0, width, kind });
-            before = Some(tensor.dtype);
+            previous = Some(tensor.dtype);
         }
         if let Some(last) = found.last_mut() {
             last.end = tensor.end as usize;
@@ -125,18 +125,18 @@ fn stretches(layout: &Layout) -> Vec<Block> {
     found
 }
 
-/// Returns the groups of a layout in order, each as a list of its blocks.
+/// Cuts a layout into groups of adjacent blocks of one dtype. Returns the groups in order.
 pub fn groups(layout: &Layout) -> impl Iterator<Item = Vec<Block>> {
-    stretches(layout).into_iter().flat_map(|stretch| {
-        let of = |whole: Block, nbytes: usize| {
+    runs(layout).into_iter().flat_map(|run| {
+        let cut = |whole: Block, nbytes: usize| {
             (whole.begin..whole.end).step_by(nbytes).map(move |begin| Block {
                 begin,
                 end: whole.end.min(begin + nbytes),
                 ..whole
             })
         };
-        let nbytes = BLOCK_ELEMENTS * stretch.width;
-        of(stretch, GROUP_BLOCKS * nbytes).map(move |group| of(group, nbytes).collect())
+        let nbytes = BLOCK_ELEMENTS * run.width;
+        cut(run, GROUP_BLOCKS * nbytes).map(move |group| cut(group, nbytes).collect())
     })
 }
 
@@ -152,15 +152,15 @@ pub enum Mode {
 /// body in bytes.
 pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize), Fault> {
     let mut value = 0;
-    for place in 0..ENTRY_BYTES_MAX {
+    for index in 0..ENTRY_BYTES_MAX {
         let byte = *data.get(*at).ok_or("the patch ends in its entry")?;
         *at += 1;
-        value |= usize::from(byte & 127) << (7 * place);
-        if byte == 0 && place > 0 {
+        value |= usize::from(byte & 127) << (7 * index);
+        if byte == 0 && index > 0 {
             return Err("its entry is longer than it need be");
         }
         if byte < 128 {
-            return sized(
+            return check_size(
                 [Mode::Unchanged, Mode::Steps, Mode::Overwrite, Mode::Raw][value & 3],
                 value >> 2,
                 block,
@@ -180,20 +180,20 @@ pub fn pack_entry(mode: Mode, nbytes: usize, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Fault> {
-    let right = match mode {
+fn check_size(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Fault> {
+    let allowed = match mode {
         Mode::Unchanged => nbytes == 0,
         Mode::Raw => nbytes == block.nbytes(),
         _ => (1..block.nbytes()).contains(&nbytes),
     };
-    match (right, mode, block.kind) {
+    match (allowed, mode, block.kind) {
         (false, ..) => Err("its body has more bytes than its mode allows, or fewer"),
         (true, Mode::Steps, Kind::Plain) => Err("it has steps, but not elements of 16 bits"),
         _ => Ok((mode, nbytes)),
     }
 }
 
-/// Which steps of a class are large: have a size above 1.
+/// Which steps of a class are large, that is, have a size above 1.
 #[derive(Clone, Copy, Debug)]
 pub enum Large {
     None,
@@ -208,10 +208,10 @@ pub enum Large {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub class: usize,
-    pub count: u32,
-    pub gap: u32,
+    pub count: u32, // bits of the number of steps in a block
+    pub gap: u32,   // Rice parameter of the gaps between changed elements
     pub large: Large,
-    pub size: u32,
+    pub size: u32, // Exp-Golomb parameter of the sizes
 }
 
 /// The codes for the steps of a group, with one class or `CLASSES` classes. A class without steps
@@ -233,7 +233,7 @@ pub fn table(data: &[u8], at: &mut usize, kind: Kind) -> Result<Table, Fault> {
     for class in 0..classes {
         rows.extend(row(&mut reader, class)?);
     }
-    *at += 1 + reader.filled()?;
+    *at += 1 + reader.check_padding()?;
     Ok(Table { classes, rows })
 }
 

@@ -1,10 +1,9 @@
 //! Patches (encoding `delta-1`): a patch turns one version into another of the same layout, bit for
 //! bit.
 //!
-//! `docs/DELTA.md` at the root defines every byte. No byte is written before the whole patch was
-//! checked against the bytes of the base. That check decodes all changes. The check keeps decoded
-//! changes up to a limit of memory. The write uses the kept changes, and decodes the others a
-//! second time.
+//! `docs/DELTA.md` at the root defines every byte. The whole patch is checked against the bytes of
+//! the base before any byte is written. The check decodes all changes, and keeps decoded changes up
+//! to a memory limit. The write uses the kept changes, and decodes the others again.
 
 mod bits;
 mod encode;
@@ -23,9 +22,9 @@ use format::{Block, Mode, Table};
 use std::fmt;
 use steps::{Changes, Scratch};
 
-const KEPT: usize = 8; // kept changes take at most the data section's size divided by this
+const KEPT_DIVISOR: usize = 8; // no block's changes are kept once the kept ones exceed 1/8 of the data
 
-/// The error text for the body of a block.
+/// The error text for a malformed block.
 type Fault = &'static str;
 
 /// Why a patch is rejected.
@@ -44,7 +43,7 @@ struct Part<'a> {
     block: Block,
     mode: Mode,
     body: &'a [u8],
-    table: usize,
+    table: usize, // index of the group's table, if the mode is `Steps`
 }
 
 /// A patch for a layout.
@@ -104,7 +103,8 @@ impl<'a> Patch<'a> {
         self.apply_while(data, digest, &|| true)
     }
 
-    /// Does what `apply` does, but returns an error soon after `wanted` returns false.
+    /// Does what `apply` does, but returns an error soon after `wanted` returns false. Then `data`
+    /// may have changed in part.
     pub fn apply_while(
         &self,
         data: &mut [u8],
@@ -112,8 +112,8 @@ impl<'a> Patch<'a> {
         wanted: &dyn Fn() -> bool,
     ) -> Result<(), PatchError> {
         let header = &self.header;
-        let of = |data: &[u8]| digest_while(&header.layout_id, header.chunk_bytes, data, wanted);
-        let found = digest.map_or_else(|| of(data), str::to_owned);
+        let digest_of = |data: &[u8]| digest_while(&header.layout_id, header.chunk_bytes, data, wanted);
+        let found = digest.map_or_else(|| digest_of(data), str::to_owned);
         if found != header.base {
             return Err(PatchError(format!(
                 "the patch is for the base {:.12}, not {:.12}",
@@ -121,7 +121,7 @@ impl<'a> Patch<'a> {
             )));
         }
         self.apply_unchecked_while(data, wanted)?;
-        let made = of(data);
+        let made = digest_of(data);
         if made != header.target {
             return Err(PatchError(format!(
                 "the patch leads to {:.12}, and says {:.12}",
@@ -136,21 +136,21 @@ impl<'a> Patch<'a> {
         self.apply_unchecked_while(data, &|| true)
     }
 
-    /// Does what `apply_unchecked` does, but returns an error before the next block once `wanted` returns
-    /// false. Earlier blocks may have changed.
+    /// Does what `apply_unchecked` does, but returns an error before the next block once `wanted`
+    /// returns false. Then earlier blocks may have changed.
     fn apply_unchecked_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let go_on = || if wanted() { Ok(()) } else { Err(PatchError("it is no longer needed".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
             let text = format!("a patch for {} bytes, not for {}", self.header.nbytes, data.len());
             return Err(PatchError(text));
         }
-        let room = data.len() / KEPT;
+        let kept_max = data.len() / KEPT_DIVISOR;
         let (mut scratch, mut kept, mut again) = (Scratch::default(), Changes::default(), Changes::default());
         let mut ends = Vec::new(); // for each of the first parts, the end of its kept changes
         for part in &self.parts {
             go_on()?;
             let block = &data[part.block.begin..part.block.end];
-            if kept.nbytes() <= room {
+            if kept.nbytes() <= kept_max {
                 self.decode(part, block, &mut scratch, &mut kept)?;
                 ends.push((kept.at.len(), kept.values.len()));
             } else {
@@ -174,7 +174,7 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Returns an error unless the patch turns the data section `base` into `target`, and once
+    /// Returns an error if the patch does not turn the data section `base` into `target`, or once
     /// `wanted` returns false.
     pub fn compare(&self, base: &[u8], target: &[u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let nbytes = self.header.nbytes;
@@ -196,12 +196,15 @@ impl<'a> Patch<'a> {
             made.extend_from_slice(&base[begin..end]);
             part.write(&changes.at, &changes.values, &mut made);
             if made != target[begin..end] || !same(at, begin) {
-                return Err(in_block(&part.block, "it, or one before, is not what it is in the target"));
+                return Err(in_block(
+                    &part.block,
+                    "its result, or the data before it, differs from the target",
+                ));
             }
             at = end;
         }
         if !same(at, base.len()) {
-            return Err(PatchError(format!("from byte {} on it is not the target", at)));
+            return Err(PatchError(format!("the result differs from the target after byte {}", at)));
         }
         Ok(())
     }

@@ -1,22 +1,23 @@
 //! Compares two blocks: finds the elements that change, and by which steps.
 //!
-//! Blocks are read once for both ways of coding, 64 elements at a time. The elements of all classes
-//! are counted at once: each byte of a 128-bit number counts one class.
+//! Blocks are read once, 64 elements at a time, to find both the steps as one class and the steps
+//! by class. The elements of all classes are counted at once: each byte of a 128-bit number counts
+//! the elements of one class.
 
 use super::format::{Kind, CLASSES};
-use super::steps::{element, place_of, Classes, BF16, F16};
+use super::steps::{element, ordinal_of, Classes, BF16, F16};
 use std::convert::TryInto;
 
 const WINDOW: usize = 64;
-const SIDE: usize = 2 * WINDOW; // bytes
+const WINDOW_BYTES: usize = 2 * WINDOW;
 
 /// The changes of a block: of all elements, or of one class.
 #[derive(Default)]
 pub struct Steps {
     /// The number of unchanged elements before each changed element.
     pub gaps: Vec<u32>,
-    /// The difference between the new and the old element, as positions in the order of all values
-    /// of the dtype.
+    /// The distance from each changed element's old to its new value, counted in representable
+    /// values of the dtype.
     pub steps: Vec<i32>,
 }
 
@@ -42,11 +43,13 @@ pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
 
 fn flat(base: &[u8], target: &[u8]) -> Steps {
     let (mut found, mut next) = (Steps::default(), 0);
-    for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
+    for ((old, new), begin) in
+        base.chunks(WINDOW_BYTES).zip(target.chunks(WINDOW_BYTES)).zip((0..).step_by(WINDOW))
+    {
         let mut mask = differ(old, new);
         while mask != 0 {
-            let place = mask.trailing_zeros();
-            found.push(begin + place, step(old, new, place), &mut next);
+            let index = mask.trailing_zeros();
+            found.push(begin + index, step(old, new, index), &mut next);
             mask &= mask - 1;
         }
     }
@@ -56,31 +59,34 @@ fn flat(base: &[u8], target: &[u8]) -> Steps {
 fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> (Steps, Vec<Steps>) {
     let (mut all, mut all_next) = (Steps::default(), 0);
     let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();
-    let (mut seen, mut next) = ([0u32; CLASSES], [0u32; CLASSES]); // elements of each class
-    for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
-        let (mut mask, mut counted, mut here) = (differ(old, new), 0, 0u128);
+    // for each class: its elements in earlier windows, and the rank after its last changed element
+    let (mut seen, mut next) = ([0u32; CLASSES], [0u32; CLASSES]);
+    for ((old, new), begin) in
+        base.chunks(WINDOW_BYTES).zip(target.chunks(WINDOW_BYTES)).zip((0..).step_by(WINDOW))
+    {
+        let (mut mask, mut counted, mut counts) = (differ(old, new), 0, 0u128);
         while mask != 0 {
-            let place = mask.trailing_zeros();
-            here += classes.counted(&old[2 * counted..2 * place as usize]);
-            counted = place as usize;
+            let index = mask.trailing_zeros();
+            counts += classes.count(&old[2 * counted..2 * index as usize]);
+            counted = index as usize;
             let class = classes.of(element(&old[2 * counted..]));
-            let rank = seen[class] + (here >> (8 * class) & 255) as u32;
-            let step = step(old, new, place);
-            all.push(begin + place, step, &mut all_next);
+            let rank = seen[class] + (counts >> (8 * class) & 255) as u32;
+            let step = step(old, new, index);
+            all.push(begin + index, step, &mut all_next);
             found[class].push(rank, step, &mut next[class]);
             mask &= mask - 1;
         }
-        here += classes.counted(&old[2 * counted..]);
-        for (seen, count) in seen.iter_mut().zip(here.to_le_bytes()) {
+        counts += classes.count(&old[2 * counted..]);
+        for (seen, count) in seen.iter_mut().zip(counts.to_le_bytes()) {
             *seen += u32::from(count);
         }
     }
     (all, found)
 }
 
-fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
-    let at = 2 * place as usize;
-    place_of(element(&new[at..])) - place_of(element(&old[at..]))
+fn step(old: &[u8], new: &[u8], index: u32) -> i32 {
+    let at = 2 * index as usize;
+    ordinal_of(element(&new[at..])) - ordinal_of(element(&old[at..]))
 }
 
 /// Returns a mask with a bit for each element of a window: the bit is set if the element differs.
@@ -91,26 +97,26 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
     if let (Ok(old), Ok(new)) = (old.try_into(), new.try_into()) {
         return differ_whole(old, new);
     }
-    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // zeros pad the last window
+    let (mut old_side, mut new_side) = ([0; WINDOW_BYTES], [0; WINDOW_BYTES]); // zeros pad the last window
     old_side[..old.len()].copy_from_slice(old);
     new_side[..new.len()].copy_from_slice(new);
     differ_whole(&old_side, &new_side)
 }
 
-fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
+fn differ_whole(old: &[u8; WINDOW_BYTES], new: &[u8; WINDOW_BYTES]) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
     // a multiplication by this gathers the lowest bits of four elements
     const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3;
-    let words = |side: &[u8; SIDE]| {
-        let mut words = [0; SIDE / 8];
+    let words = |side: &[u8; WINDOW_BYTES]| {
+        let mut words = [0; WINDOW_BYTES / 8];
         for (word, bytes) in words.iter_mut().zip(side.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         }
         words
     };
     words(old).iter().zip(words(new)).rev().fold(0, |mask, (&old, new)| {
-        let other = old ^ new;
-        let highest = (((other & LOW) + LOW) | other) & !LOW; // of the elements that differ
+        let bits = old ^ new;
+        let highest = (((bits & LOW) + LOW) | bits) & !LOW; // the highest bit of each element that differs
         mask << 4 | (highest >> 15).wrapping_mul(TOGETHER) >> 48 & 15
     })
 }
@@ -162,7 +168,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(differ(&[0; SIDE], &[255; SIDE]), u64::MAX);
+        assert_eq!(differ(&[0; WINDOW_BYTES], &[255; WINDOW_BYTES]), u64::MAX);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Reads the bodies of blocks: finds the elements that change, and their new values.
+//! Decodes the bodies of blocks: finds the elements that change, and their new values.
 //!
 //! A block with classes is read 64 elements at a time. Each byte of a 128-bit number counts the
 //! elements of one class. The elements are classified one by one only if some of these 64 elements
@@ -11,7 +11,7 @@ use std::convert::TryInto;
 
 const WINDOW: usize = 64;
 const NEVER: u32 = u32::MAX; // above the rank of any element
-const NO_CLASS: u8 = CLASSES as u8; // for the places after the last element
+const NO_CLASS: u8 = CLASSES as u8; // for indices after the last element of the last window
 
 /// Decoded changes: the positions of elements in their blocks and, for steps, the new values.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Changes {
 pub struct Scratch {
     ranks: Vec<u32>,
     steps: Vec<i32>,
-    which: Vec<u32>, // indices of a class's steps with a size above 1
+    large: Vec<u32>, // indices of a class's steps with a size above 1
     sizes: Vec<u32>,
 }
 
@@ -57,22 +57,22 @@ pub fn read(
     for (row, &(count, large)) in table.rows.iter().zip(&counts) {
         scratch.read_class(&mut reader, row, count, large, elements)?;
     }
-    reader.end()?;
+    reader.check_end()?;
     changes.at.reserve(scratch.ranks.len());
     changes.values.reserve(scratch.ranks.len());
     let mut put = |at: u32, step: i32| -> Result<(), Fault> {
-        let place = place_of(element(&block[2 * at as usize..])) + step;
-        let place = u16::try_from(place)
+        let ordinal = ordinal_of(element(&block[2 * at as usize..])) + step;
+        let ordinal = u16::try_from(ordinal)
             .map_err(|_| "a step leads beyond 16 bits: is the patch applied to the wrong base?")?;
         changes.at.push(at);
-        changes.values.push(if place & 0x8000 == 0 { !place } else { place & 0x7fff });
+        changes.values.push(if ordinal & 0x8000 == 0 { !ordinal } else { ordinal & 0x7fff });
         Ok(())
     };
     if table.classes == 1 {
         let mut steps = scratch.ranks.iter().zip(&scratch.steps);
         return steps.try_for_each(|(&at, &step)| put(at, step));
     }
-    find(block, kind, cursors(table, &counts), scratch, &mut put)
+    find_changes(block, kind, cursors(table, &counts), scratch, &mut put)
 }
 
 /// Returns, for each class, the number of steps and the number of large steps. Returns an error if
@@ -92,7 +92,7 @@ fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(us
         total += count;
         counts.push((count, large));
     }
-    if total > elements || 2 * total > reader.left() {
+    if total > elements || 2 * total > reader.remaining() {
         return Err("it has more steps than elements, or than its bytes have room for");
     }
     Ok(counts)
@@ -121,11 +121,11 @@ impl Scratch {
                 }
             }
             Large::Some(_, gap) => {
-                self.which.clear();
-                reader.positions(large, gap, count, &mut self.which)?;
+                self.large.clear();
+                reader.positions(large, gap, count, &mut self.large)?;
                 reader.golomb(large, row.size, &mut self.sizes)?;
-                for (&which, &size) in self.which.iter().zip(&self.sizes) {
-                    steps[which as usize] *= size as i32 + 2;
+                for (&index, &size) in self.large.iter().zip(&self.sizes) {
+                    steps[index as usize] *= size as i32 + 2;
                 }
             }
         }
@@ -140,7 +140,7 @@ pub fn element(bytes: &[u8]) -> u16 {
 
 /// Returns the position of a 16-bit float or integer in the order of all values of its dtype.
 #[inline]
-pub fn place_of(element: u16) -> i32 {
+pub fn ordinal_of(element: u16) -> i32 {
     i32::from(if element & 0x8000 == 0 { element | 0x8000 } else { !element })
 }
 
@@ -157,8 +157,8 @@ const fn class_of(upper: usize, f16: bool) -> usize {
     }
 }
 
-/// Tables by the upper 9 bits of an element: its class, and a number whose only set bit counts one
-/// in that class's byte.
+/// Tables by the upper 9 bits of an element: its class, and the number that adds one to the byte of
+/// that class.
 pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],
@@ -183,7 +183,7 @@ impl Classes {
     /// Counts the elements of each class: each byte of the result is one count, and the lowest byte
     /// is that of the first class. There are at most 255 elements, so no count overflows.
     #[inline]
-    pub fn counted(&self, elements: &[u8]) -> u128 {
+    pub fn count(&self, elements: &[u8]) -> u128 {
         let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
         ones.fold(0, |sum: u128, one| sum.wrapping_add(one))
     }
@@ -194,7 +194,7 @@ impl Classes {
         self.of[usize::from(element >> 7)].into()
     }
 
-    fn kinds_of(&self, window: &[u8]) -> [u8; WINDOW] {
+    fn classes_of(&self, window: &[u8]) -> [u8; WINDOW] {
         let mut found = [NO_CLASS; WINDOW];
         for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {
             *class = self.of(element(bytes)) as u8;
@@ -204,23 +204,23 @@ impl Classes {
 }
 
 /// Returns a mask with a bit for each element: the bit is set if the element is of this class.
-fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
+fn mask_of(classes: &[u8; WINDOW], class: usize) -> u64 {
     const EACH: u64 = 0x0101_0101_0101_0101;
     const TOGETHER: u64 = 0x0102_0408_1020_4080; // gathers the bytes' lowest bits in the highest
-    found.chunks_exact(8).rev().fold(0, |mask, bytes| {
+    classes.chunks_exact(8).rev().fold(0, |mask, bytes| {
         let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let other = word ^ (class as u64 * EACH); // per byte: 0 for this class, else at most 31
-        let same = !(other + 0x7f * EACH) >> 7 & EACH;
+        let differs = word ^ (class as u64 * EACH); // per byte: 0 for this class, else at most 31
+        let same = !(differs + 0x7f * EACH) >> 7 & EACH;
         mask << 8 | same.wrapping_mul(TOGETHER) >> 56
     })
 }
 
-/// The steps of a class that are not used yet: `next` to `end`.
+/// The steps of a class that are not used yet: indices `next` to `end` of `Scratch::steps`.
 struct Cursor {
     class: usize,
     next: usize,
     end: usize,
-    seen: u32, // elements of the class in the windows so far
+    seen: u32, // number of elements of the class up to the last position that was examined
 }
 
 fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
@@ -234,7 +234,7 @@ fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
 
 /// Finds the changed elements by their ranks within their classes, and calls `put` with the
 /// position and the step of each.
-fn find(
+fn find_changes(
     block: &[u8],
     kind: Kind,
     mut cursors: Vec<Cursor>,
@@ -243,19 +243,19 @@ fn find(
 ) -> Result<(), Fault> {
     let classes = if kind == Kind::F16 { &F16 } else { &BF16 };
     let rank = |cursor: &Cursor| if cursor.next < cursor.end { scratch.ranks[cursor.next] } else { NEVER };
-    for (number, window) in block.chunks(2 * WINDOW).enumerate() {
-        let counts = classes.counted(window).to_le_bytes();
-        let mut found = None;
+    for (index, window) in block.chunks(2 * WINDOW).enumerate() {
+        let counts = classes.count(window).to_le_bytes();
+        let mut classified = None;
         for cursor in &mut cursors {
             let past = cursor.seen + u32::from(counts[cursor.class]);
             if rank(cursor) < past {
-                let found = found.get_or_insert_with(|| classes.kinds_of(window));
-                let mut mask = mask_of(found, cursor.class);
+                let classified = classified.get_or_insert_with(|| classes.classes_of(window));
+                let mut mask = mask_of(classified, cursor.class);
                 while rank(cursor) < past {
                     for _ in cursor.seen..rank(cursor) {
                         mask &= mask - 1;
                     }
-                    put((number * WINDOW) as u32 + mask.trailing_zeros(), scratch.steps[cursor.next])?;
+                    put((index * WINDOW) as u32 + mask.trailing_zeros(), scratch.steps[cursor.next])?;
                     mask &= mask - 1;
                     cursor.seen = rank(cursor) + 1;
                     cursor.next += 1;
@@ -284,5 +284,5 @@ pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u
     let mut reader = Reader::new(&rest[..codes]);
     at.reserve(count);
     reader.positions(count, k, elements, at)?;
-    reader.end()
+    reader.check_end()
 }

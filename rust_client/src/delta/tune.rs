@@ -5,7 +5,7 @@ use super::scan::Steps;
 use super::write::{bit_length, Writer};
 
 const PARAMETERS: u32 = 16; // number of Exp-Golomb parameters
-const LENGTHS: usize = 17; // numbers of bits of a size, from 0 on
+const LENGTHS: usize = 17; // possible bit lengths of a size: 0 to 16
 
 /// The steps of a class with a size above 1, in one or more blocks.
 #[derive(Default)]

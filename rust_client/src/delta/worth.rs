@@ -5,8 +5,8 @@
 //! positions, and takes longer. So the whole version is the quickest way over the fastest links, a
 //! patch with classes over the slowest links, and a patch without classes in between.
 //!
-//! A `Pair` has a number for patches without classes, and then a number for patches with classes.
-//! The constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
+//! A `Pair` has two numbers: for patches without classes, and for patches with classes. The
+//! constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
 
 use super::format::{groups, Block, Kind, HEADER_BYTES};
 use crate::dtype::Dtype;
@@ -17,9 +17,9 @@ const SAMPLES: usize = 64; // blocks that are sampled, at most
 const SAMPLE_BYTES: usize = 1 << 18; // bytes that are sampled in all of these blocks
 const STEPS: usize = 1 << 12; // number of steps whose size is sampled
 const STEP_BITS: f64 = 2.0; // for size 1 and the sign; a larger size adds twice its logarithm
-const SAVED: f64 = 0.7; // share of the entropy of positions that remains with classes
+const CLASS_SHARE: f64 = 0.7; // share of the positions' entropy that remains with classes
 const SAMPLE_BLOCKS: usize = 2; // for measuring the encoding: a megabyte of 16-bit elements
-const CHANGED: f64 = 40.0; // cost of a changed element, relative to any element
+const CHANGED: f64 = 40.0; // additional cost of a changed element; comparing any element costs 1
 const WORTH: f64 = 1.1; // a patch must save this many times its cost, since rates are rough
 
 pub type Pair = [f64; 2];
@@ -43,14 +43,14 @@ pub struct Way {
 
 /// Returns how to make the patch that arrives first; `None` if the whole version arrives earlier.
 ///
-/// `nbytes` is the size of the version, `rate` the bytes a second of the link; `encode` and
-/// `decode` are the seconds per byte of an unchanged version, here and at the worker.
-pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pair) -> Option<Way> {
-    let cost = |classes: usize| (encode[classes] + decode[classes]) * nbytes * would.work;
-    let seconds = |classes: usize| cost(classes) + would.sizes[classes] / rate;
+/// `nbytes` is the size of the version, and `rate` is the rate of the link in bytes a second.
+/// `encode` and `decode` are the seconds per byte of an unchanged version, here and at the worker.
+pub fn chosen(nbytes: f64, estimate: &Estimate, rate: f64, encode: Pair, decode: Pair) -> Option<Way> {
+    let cost = |classes: usize| (encode[classes] + decode[classes]) * nbytes * estimate.work;
+    let seconds = |classes: usize| cost(classes) + estimate.sizes[classes] / rate;
     let classes = seconds(1) < seconds(0);
-    let saved = (nbytes - would.sizes[usize::from(classes)]) / rate;
-    (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: would.work })
+    let saved = (nbytes - estimate.sizes[usize::from(classes)]) / rate;
+    (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: estimate.work })
 }
 
 /// True if a patch without changes would save time over a link of this rate.
@@ -67,15 +67,15 @@ pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
     for block in &blocks {
         let begin = block.begin + block.nbytes() / block.width / 3 * block.width;
         let elements = (SAMPLE_BYTES / blocks.len() / block.width).max(1);
-        let place = begin..block.end.min(begin + elements * block.width);
+        let range = begin..block.end.min(begin + elements * block.width);
         match kinds.iter_mut().find(|(width, kind, _)| (*width, *kind) == (block.width, block.kind)) {
-            Some((_, _, places)) => places.push(place),
-            None => kinds.push((block.width, block.kind, vec![place])),
+            Some((_, _, ranges)) => ranges.push(range),
+            None => kinds.push((block.width, block.kind, vec![range])),
         }
     }
     let mut all = SampleTotals::default();
-    for (width, kind, places) in kinds {
-        all.add(width, kind, &places, base, target);
+    for (width, kind, ranges) in kinds {
+        all.add(width, kind, &ranges, base, target);
     }
     let size =
         |bits: f64| HEADER_BYTES as f64 + (bits / 8.0 / all.seen.max(1.0) * layout.nbytes as f64).ceil();
@@ -95,29 +95,29 @@ struct SampleTotals {
 impl SampleTotals {
     /// Adds the changes in these byte ranges, whose elements have this width in bytes and this
     /// kind.
-    fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {
-        let differing = |place: &Range<usize>| {
-            let (old, new) = (base[place.clone()].chunks(width), target[place.clone()].chunks(width));
+    fn add(&mut self, width: usize, kind: Kind, ranges: &[Range<usize>], base: &[u8], target: &[u8]) {
+        let differing = |range: &Range<usize>| {
+            let (old, new) = (base[range.clone()].chunks(width), target[range.clone()].chunks(width));
             old.zip(new).filter(|(old, new)| old != new)
         };
-        let changed: Vec<usize> = places.iter().map(|place| differing(place).count()).collect();
-        let (each, saved) = match kind {
+        let changed: Vec<usize> = ranges.iter().map(|range| differing(range).count()).collect();
+        let (change_bits, class_share) = match kind {
             Kind::Plain => (8.0 * width as f64, 1.0),
             _ => {
                 let every = (changed.iter().sum::<usize>() / STEPS).max(1);
-                let steps = places.iter().flat_map(differing).step_by(every);
-                (STEP_BITS + 2.0 * mean_log2(steps), SAVED)
+                let steps = ranges.iter().flat_map(differing).step_by(every);
+                (STEP_BITS + 2.0 * mean_log2(steps), CLASS_SHARE)
             }
         };
-        for (place, &changed) in places.iter().zip(&changed) {
-            let (count, changed) = ((place.len() / width) as f64, changed as f64);
+        for (range, &changed) in ranges.iter().zip(&changed) {
+            let (count, changed) = ((range.len() / width) as f64, changed as f64);
             let entropy = count * entropy_of(changed / count);
-            for (bits, part) in self.bits.iter_mut().zip([1.0, saved]) {
-                *bits += (part * entropy + each * changed).min(8.0 * width as f64 * count);
+            for (bits, share) in self.bits.iter_mut().zip([1.0, class_share]) {
+                *bits += (share * entropy + change_bits * changed).min(8.0 * width as f64 * count);
             }
             self.changed += changed;
             self.elements += count;
-            self.seen += place.len() as f64;
+            self.seen += range.len() as f64;
         }
     }
 }
@@ -158,12 +158,12 @@ pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
         }
     }
     largest.truncate(SAMPLE_BLOCKS);
-    let place = largest.first()?.begin..largest.last()?.end;
-    let begin = place.start as u64;
-    let its = layout.tensors.iter().find(|tensor| (tensor.begin..tensor.end).contains(&begin))?;
+    let range = largest.first()?.begin..largest.last()?.end;
+    let begin = range.start as u64;
+    let first = layout.tensors.iter().find(|tensor| (tensor.begin..tensor.end).contains(&begin))?;
     // a patch treats elements of less than a byte as bytes
-    let dtype = if its.dtype.bits() % 8 == 0 { its.dtype } else { Dtype::U8 };
-    Some((dtype, place))
+    let dtype = if first.dtype.bits() % 8 == 0 { first.dtype } else { Dtype::U8 };
+    Some((dtype, range))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Writes the codes of a patch into a string of bits, which begins at the lowest bit of each byte.
+//! Writes the codes of a patch into a bit stream. In each byte, the lowest bit comes first.
 
 /// The bits written so far.
 #[derive(Default)]
 pub struct Writer {
     out: Vec<u8>,
     bits: u64,
-    count: u32, // number of valid `bits`, below 32
+    count: u32, // number of `bits` that are not in `out` yet, below 32
 }
 
 impl Writer {

@@ -34,13 +34,14 @@ transparent!(half::f16, half::bf16);
 
 /// Returns the bytes of some numbers.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: `Plain` has no uninitialised bytes; region and lifetime are those of `values`.
+    // SAFETY: `Plain` has no uninitialised bytes; address, size and lifetime are those of `values`.
     unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Returns the bytes of some numbers, for writing.
 pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in `bytes_of`; any written bytes are valid values of `Plain`, and the borrow is unique.
+    // SAFETY: as in `bytes_of`; any written bytes are valid values of `Plain`, and the borrow is
+    // unique.
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

@@ -1,9 +1,10 @@
-//! CRC-32C by the processor's own instructions.
+//! Computes CRC-32C with the processor's own instructions.
 //!
 //! The instruction adds 8 bytes to a CRC. Its result is available after three cycles, but the next
 //! instruction can start after one cycle. So three CRCs are computed at once, each over a third of
-//! a block, and then combined. For that, a CRC is carried over the bytes after its third: it is
-//! multiplied by a power of x modulo the polynomial (`tests` show the origin of the constants).
+//! a block, and then combined. For that, the first two CRCs are extended over the thirds after
+//! them: each is multiplied by a power of x modulo the polynomial (`tests` show the origin of the
+//! constants).
 //!
 //! The functions take and return the state of a CRC, without the inversions at the beginning and
 //! the end.
@@ -35,7 +36,7 @@ pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
 /// If `from` and `to` differ in length.
 #[inline]
 pub fn stream(state: u32, from: &[u8], to: &mut [u8]) -> Option<u32> {
-    assert_eq!(from.len(), to.len(), "a copy to other room");
+    assert_eq!(from.len(), to.len(), "source and destination differ in length");
     #[cfg(target_arch = "x86_64")]
     if from.len() >= folding::LEAST
         && is_x86_feature_detected!("sse4.2")
@@ -118,11 +119,11 @@ mod x86_64 {
     }
 }
 
-/// Copies bytes and computes their CRC in one pass. A block of bytes may be replaced by its product
-/// with x^1024 modulo the polynomial, 128 bytes further on. A carry-less multiplication does that
-/// for 64 bits. So eight sums of 16 bytes are kept, and each is folded onto the bytes 128 further
-/// on. (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-/// Instruction", Intel, 2009.)
+/// Copies bytes and computes their CRC in one pass. The CRC stays the same if some bytes are
+/// replaced by zeros, and their product with x^1024 modulo the polynomial is added to the bytes 128
+/// further on. A carry-less multiplication makes this product for 64 bits. So eight sums of 16
+/// bytes are kept, and each is folded onto the bytes 128 further on. (V. Gopal et al., "Fast CRC
+/// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
 #[cfg(target_arch = "x86_64")]
 mod folding {
     use super::x86_64::update;
@@ -143,11 +144,11 @@ mod folding {
         to[..at].copy_from_slice(&from[..at]);
         let state = update(state, &to[..at]);
         let by = _mm_set_epi64x(i64::from(HIGH), i64::from(LOW));
-        let (begin, room) = (from.as_ptr(), to.as_mut_ptr());
+        let (begin, out) = (from.as_ptr(), to.as_mut_ptr());
         // SAFETY: both sides have `SUMS` times 16 bytes from `at` on.
         let put = |at: usize| unsafe {
             let bytes = _mm_loadu_si128(begin.add(at).cast());
-            _mm_stream_si128(room.add(at).cast(), bytes);
+            _mm_stream_si128(out.add(at).cast(), bytes);
             bytes
         };
         let mut sums = [_mm_cvtsi32_si128(state as i32); SUMS];

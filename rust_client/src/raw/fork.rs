@@ -32,20 +32,20 @@ impl Set {
     }
 
     /// Returns the index of a descriptor's word, the word, and the descriptor's bit in it.
-    fn place(&self, descriptor: RawFd) -> Option<(usize, &AtomicU64, u64)> {
+    fn locate(&self, descriptor: RawFd) -> Option<(usize, &AtomicU64, u64)> {
         let at = usize::try_from(descriptor).ok()?;
         Some((at / 64, self.0.get(at / 64)?, 1 << (at % 64)))
     }
 
     fn add(&self, descriptor: RawFd) {
-        if let Some((at, word, bit)) = self.place(descriptor) {
+        if let Some((at, word, bit)) = self.locate(descriptor) {
             self.1.fetch_max(at + 1, Ordering::Relaxed);
             word.fetch_or(bit, Ordering::Relaxed);
         }
     }
 
     fn remove(&self, descriptor: RawFd) {
-        if let Some((_, word, bit)) = self.place(descriptor) {
+        if let Some((_, word, bit)) = self.locate(descriptor) {
             word.fetch_and(!bit, Ordering::Relaxed);
         }
     }
@@ -53,10 +53,10 @@ impl Set {
     /// Removes all descriptors, and calls `each` with every removed descriptor.
     fn drain(&self, mut each: impl FnMut(RawFd)) {
         for (at, word) in self.0.iter().enumerate().take(self.1.load(Ordering::Relaxed)) {
-            let mut left = word.swap(0, Ordering::Relaxed);
-            while left != 0 {
-                each((at * 64) as RawFd + left.trailing_zeros() as RawFd);
-                left &= left - 1;
+            let mut bits = word.swap(0, Ordering::Relaxed);
+            while bits != 0 {
+                each((at * 64) as RawFd + bits.trailing_zeros() as RawFd);
+                bits &= bits - 1;
             }
         }
     }
@@ -65,8 +65,8 @@ impl Set {
 static OURS: Set = Set::new();
 static FORKS: AtomicU32 = AtomicU32::new(0); // number of forks from the first process to this one
 
-/// A lock that is held while a process is forked, and from the opening of a descriptor until the
-/// descriptor is in a set.
+/// A lock that is held while a process is forked, and from the opening of a descriptor until
+/// `OURS` contains the descriptor.
 struct Opening(UnsafeCell<libc::pthread_mutex_t>);
 
 // SAFETY: the C library synchronises the mutex.
@@ -86,23 +86,23 @@ impl Opening {
         unsafe { libc::pthread_mutex_unlock(self.0.get()) };
     }
 
-    fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
+    fn with_lock<T>(&self, run: impl FnOnce() -> T) -> T {
         struct Held<'a>(&'a Opening);
         impl Drop for Held<'_> {
             fn drop(&mut self) {
                 self.0.unlock();
             }
         }
-        tell_the_system();
+        register_handlers();
         self.lock();
         let _held = Held(self);
         run()
     }
 }
 
-fn tell_the_system() {
-    static REPORTED: Once = Once::new();
-    REPORTED.call_once(|| {
+fn register_handlers() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
         // SAFETY: the three functions are never unloaded. If the call fails for lack of memory,
         // children keep the descriptors.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
@@ -139,13 +139,14 @@ unsafe extern "C" fn in_child() {
     OPENING.unlock();
 }
 
-/// Identifies a process among its parents and children by fork.
+/// Distinguishes a process from its parents and its forked children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
 impl Process {
+    /// Returns the current process.
     pub fn this() -> Process {
-        tell_the_system();
+        register_handlers();
         Process(FORKS.load(Ordering::Relaxed))
     }
 
@@ -164,23 +165,23 @@ impl<T: AsRawFd> Own<T> {
     /// Opens an object. While `open` runs, no other thread can fork, open or close, so it must not
     /// block.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Own<T>> {
-        OPENING.hold(|| open().map(Own::of))
+        OPENING.with_lock(|| open().map(Own::of))
     }
 
     /// Opens two objects at once, like `open`.
     pub fn pair(open: impl FnOnce() -> io::Result<(T, T)>) -> io::Result<(Own<T>, Own<T>)> {
-        OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
+        OPENING.with_lock(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
     /// Registers an object that took time to open, on a disk or a network. A child that is forked
     /// before this call keeps the descriptor.
-    pub fn new(its: T) -> Own<T> {
-        OPENING.hold(|| Own::of(its))
+    pub fn new(object: T) -> Own<T> {
+        OPENING.with_lock(|| Own::of(object))
     }
 
-    fn of(its: T) -> Own<T> {
-        OURS.add(its.as_raw_fd());
-        Own(ManuallyDrop::new(its))
+    fn of(object: T) -> Own<T> {
+        OURS.add(object.as_raw_fd());
+        Own(ManuallyDrop::new(object))
     }
 }
 
@@ -188,7 +189,7 @@ impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
         // The lock prevents a fork between the two steps: otherwise a child could find a closed
         // descriptor in the set.
-        OPENING.hold(|| {
+        OPENING.with_lock(|| {
             OURS.remove(self.0.as_raw_fd());
             // SAFETY: the object is not used any more.
             unsafe { ManuallyDrop::drop(&mut self.0) };

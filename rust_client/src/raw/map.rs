@@ -1,4 +1,5 @@
-//! Mapped memory: private memory whose pages can be exchanged, and the segment of another process.
+//! Mapped memory: private memory whose pages can be exchanged, and a mapped file of another
+//! process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -75,16 +76,17 @@ impl Memory {
     }
 
     fn mapped(len: usize, protection: i32, flags: i32) -> io::Result<Memory> {
-        let room = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
-        let region = Region::map(room, protection, flags, None)?;
-        let before = if room > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
-        // SAFETY: the region has `TABLE_BYTES` more than `len`, and `before` is less than that.
-        let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(before)) };
+        let mapped = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
+        let region = Region::map(mapped, protection, flags, None)?;
+        let offset = if mapped > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
+        // SAFETY: unless `offset` is 0, the region has `TABLE_BYTES` more than `len`, and `offset`
+        // is less than `TABLE_BYTES`.
+        let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(offset)) };
         Ok(Memory { _region: region, start, len })
     }
 
     /// Reserves addresses for `len` bytes, to which pages can be moved temporarily.
-    fn room(len: usize) -> io::Result<Memory> {
+    fn reserve(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
@@ -99,7 +101,7 @@ impl Memory {
         if self.len == 0 || other.len != self.len || STOPPED.load(Ordering::Relaxed) {
             return false;
         }
-        let mut spare = match Memory::room(self.len) {
+        let mut spare = match Memory::reserve(self.len) {
             Ok(spare) => spare,
             Err(_) => return false,
         };
@@ -168,9 +170,9 @@ fn move_pages(_from: &mut Memory, _to: &mut Memory) -> Moved {
     Moved::Nothing
 }
 
-/// Moves pages to the addresses `to`, where tensors or a version belong. Returns true on success.
-/// If another thread has mapped memory there, aborts the process, since this crate would overwrite
-/// that memory.
+/// Moves pages to `to`, at whose addresses the tensors or the version must stay. Returns true on
+/// success. If another thread has mapped memory at these addresses, aborts the process, since this
+/// crate would overwrite that memory.
 fn move_home(from: &mut Memory, to: &mut Memory) -> bool {
     let moved = move_pages(from, to);
     if moved == Moved::Lost {

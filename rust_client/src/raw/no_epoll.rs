@@ -1,4 +1,4 @@
-//! `ready.rs` for systems other than Linux, where the kernel keeps no list of connections.
+//! Replaces `ready.rs` on systems other than Linux: passes all connections to each poll.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -7,15 +7,15 @@ impl Gcm {
         None
     }
 
-    pub fn in_place(&mut self, _piece: &mut [u8]) -> bool {
+    pub fn decrypt_in_place(&mut self, _piece: &mut [u8]) -> bool {
         match *self {}
     }
 
-    pub fn copy(&mut self, _piece: &[u8], _to: &mut [u8]) -> bool {
+    pub fn decrypt_to(&mut self, _piece: &[u8], _to: &mut [u8]) -> bool {
         match *self {}
     }
 
-    pub fn proves(self, _tag: &[u8; 16]) -> bool {
+    pub fn verify(self, _tag: &[u8; 16]) -> bool {
         match self {}
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
 
-const DESCRIPTORS: usize = 24; // that a worker or a publisher needs at most
+const DESCRIPTORS_MIN: usize = 24; // free ones at the start: a worker or a publisher needs no more
 
 /// Takes the shared lock of an open file. Fails with `WouldBlock` if the file is locked
 /// exclusively.
@@ -23,7 +23,7 @@ pub fn unlock(file: &File) -> io::Result<()> {
 }
 
 /// Makes the C library return freed memory to the system. glibc keeps the memory of messages that
-/// one thread allocated and another thread freed, which is most of the memory of a flood.
+/// one thread allocated and another thread freed: most of the memory of a flood of messages.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_memory_back() {
     // SAFETY: `malloc_trim` takes the locks of the allocator, and moves nothing.
@@ -38,14 +38,14 @@ pub fn give_memory_back() {}
 /// process if there is none for a new socket.
 pub fn check_descriptors() -> io::Result<()> {
     let mut taken = Vec::new();
-    while taken.len() < DESCRIPTORS {
+    while taken.len() < DESCRIPTORS_MIN {
         match File::open("/dev/null") {
             Ok(file) => taken.push(file),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE) | Some(libc::ENFILE)) => {
                 let text = format!(
                     "{} descriptors are left, and its sockets need {}: close files, or raise the limit (`ulimit -n`) where it is started",
                     taken.len(),
-                    DESCRIPTORS
+                    DESCRIPTORS_MIN
                 );
                 return Err(io::Error::new(error.kind(), text));
             }
@@ -55,10 +55,10 @@ pub fn check_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-const RESERVED: libc::rlim_t = 32; // not for connections: section 12 of the protocol
+const RESERVED: libc::rlim_t = 32; // descriptors that connections must not use (protocol, section 12)
 
-/// True if fewer than `RESERVED` descriptors are left. A new `descriptor` has the lowest free
-/// number, which shows that.
+/// True if fewer than `RESERVED` descriptors are left after the new one, `descriptor`. The kernel
+/// gives a new descriptor the lowest free number, so all lower numbers are in use.
 pub fn spent(descriptor: RawFd) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `getrlimit` writes one rlimit.

@@ -1,12 +1,13 @@
-//! Finds the ready connections among many, by a list in the kernel (epoll). With hundreds of
-//! connections, passing the list at each poll (`no_epoll.rs`) takes longer than the work itself.
+//! Finds the ready connections among many. The kernel keeps the list of connections (epoll): with
+//! hundreds of them, passing the list at each poll (`no_epoll.rs`) takes longer than the work
+//! itself.
 
 use super::fork::Own;
 use super::os::check;
 use std::io;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-const FOUND_MAX: usize = 256; // found by one call; the next call finds the others
+const FOUND_MAX: usize = 256; // connections found by one call; the next call finds the others
 
 /// The connections to watch, each with an id that its owner chose.
 pub struct Ready {

@@ -8,7 +8,7 @@ use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Sets how many unsent bytes the kernel holds for a connection.
+/// Sets how many unsent bytes the kernel buffers for a connection.
 pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
     let size = std::mem::size_of_val(&bytes) as libc::socklen_t;
     let value: *const c_void = (&bytes as *const libc::c_int).cast();
@@ -20,7 +20,7 @@ pub fn set_send_buffer(socket: RawFd, bytes: libc::c_int) -> io::Result<()> {
 /// which ZeroMQ writes as `@name`.
 #[cfg(target_os = "linux")]
 pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
-    const AHEAD: usize = std::mem::size_of::<libc::sa_family_t>();
+    const FAMILY_BYTES: usize = std::mem::size_of::<libc::sa_family_t>();
     const BACKLOG: libc::c_int = 128;
     let name = name.as_os_str().as_bytes().get(1..).unwrap_or_default();
     // SAFETY: zeros are a valid, empty address.
@@ -32,7 +32,7 @@ pub fn unix_by_name(name: &Path, listens: bool) -> io::Result<OwnedFd> {
     for (to, &byte) in address.sun_path[1..].iter_mut().zip(name) {
         *to = byte as libc::c_char;
     }
-    let size = (AHEAD + 1 + name.len()) as libc::socklen_t;
+    let size = (FAMILY_BYTES + 1 + name.len()) as libc::socklen_t;
     let at: *const libc::sockaddr = (&address as *const libc::sockaddr_un).cast();
     // SAFETY: `socket` takes no pointer, and returns a new descriptor.
     let socket = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;

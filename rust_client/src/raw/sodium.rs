@@ -1,9 +1,10 @@
-//! NaCl's boxes by libsodium, which libzmq also uses for CURVE. No crate in Debian offers XSalsa20.
+//! Encrypts and decrypts NaCl boxes with libsodium, which libzmq also uses for CURVE. No crate in
+//! Debian offers XSalsa20.
 
 use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
 use std::sync::Once;
 
-pub const PROOF_BYTES: usize = 16; // a box is longer than its content by this
+pub const PROOF_BYTES: usize = 16; // size of a box's authentication tag (its proof)
 
 #[link(name = "sodium")]
 extern "C" {
@@ -105,8 +106,8 @@ pub fn seal(key: &Key, nonce: &Nonce, plain: &[u8], to: &mut Vec<u8>) {
 pub fn seal_in_place(key: &Key, nonce: &Nonce, bytes: &mut [u8]) {
     let (proof, plain) = bytes.split_at_mut(PROOF_BYTES);
     let (at, size) = (plain.as_mut_ptr(), plain.len() as c_ulonglong);
-    // SAFETY: the call writes as many bytes as it reads, to the same place. libsodium permits that.
-    // The call also writes 16 bytes to the proof.
+    // SAFETY: the call writes as many bytes as it reads, to the same address. libsodium permits
+    // that. The call also writes 16 bytes to the proof.
     unsafe { crypto_secretbox_detached(at, proof.as_mut_ptr(), at, size, nonce.as_ptr(), key.as_ptr()) };
 }
 
