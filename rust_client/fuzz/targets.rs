@@ -384,10 +384,10 @@ impl Host for AnyLayout {
 fn machine(corpus: &Corpus, dice: &mut Dice) {
     let mut worker = Worker::new();
     if dice.one_in(8) {
-        worker.machine.take_sealed();
+        worker.machine.require_sealed();
     }
     if dice.one_in(2) {
-        worker.machine.take_patches();
+        worker.machine.accept_patches();
     }
     let mut sequence = dice.pick(&corpus.sequences).clone();
     for _ in 0..dice.below(6) {

@@ -1,7 +1,7 @@
 //! Converts values from one float dtype to another, rounded to the nearest value, ties to even.
 //!
-//! Bytes are sent as they were published. If the user permits casts, values are converted while
-//! they are copied into a model of other dtypes.
+//! Versions are sent with the dtypes of the publisher. If the user permits casts, values are
+//! converted while they are copied into a model with other dtypes.
 
 use crate::dtype::Dtype;
 use crate::words::escaped;
@@ -19,27 +19,29 @@ pub fn cast(from: Dtype, source: &[u8], to: Dtype, target: &mut [u8]) {
     let f32_of = f32::from_le_bytes;
     let (of_f16, of_bf16) = (|b| f16_to_f32(u16::from_le_bytes(b)), |b| bf16_to_f32(u16::from_le_bytes(b)));
     match (from, to) {
-        (Dtype::F64, Dtype::F32) => each(source, target, |b| (f64::from_le_bytes(b) as f32).to_le_bytes()),
+        (Dtype::F64, Dtype::F32) => {
+            convert_each(source, target, |b| (f64::from_le_bytes(b) as f32).to_le_bytes())
+        }
         (Dtype::F64, Dtype::F16) => {
-            each(source, target, |b| to_f16(to_odd(f64::from_le_bytes(b))).to_le_bytes())
+            convert_each(source, target, |b| to_f16(to_odd(f64::from_le_bytes(b))).to_le_bytes())
         }
         (Dtype::F64, Dtype::BF16) => {
-            each(source, target, |b| to_bf16(to_odd(f64::from_le_bytes(b))).to_le_bytes())
+            convert_each(source, target, |b| to_bf16(to_odd(f64::from_le_bytes(b))).to_le_bytes())
         }
-        (Dtype::F32, Dtype::F64) => each(source, target, |b| f64::from(f32_of(b)).to_le_bytes()),
-        (Dtype::F32, Dtype::F16) => each(source, target, |b| to_f16(f32_of(b)).to_le_bytes()),
-        (Dtype::F32, Dtype::BF16) => each(source, target, |b| to_bf16(f32_of(b)).to_le_bytes()),
-        (Dtype::F16, Dtype::F64) => each(source, target, |b| f64::from(of_f16(b)).to_le_bytes()),
-        (Dtype::F16, Dtype::F32) => each(source, target, |b| of_f16(b).to_le_bytes()),
-        (Dtype::F16, Dtype::BF16) => each(source, target, |b| to_bf16(of_f16(b)).to_le_bytes()),
-        (Dtype::BF16, Dtype::F64) => each(source, target, |b| f64::from(of_bf16(b)).to_le_bytes()),
-        (Dtype::BF16, Dtype::F32) => each(source, target, |b| of_bf16(b).to_le_bytes()),
-        (Dtype::BF16, Dtype::F16) => each(source, target, |b| to_f16(of_bf16(b)).to_le_bytes()),
+        (Dtype::F32, Dtype::F64) => convert_each(source, target, |b| f64::from(f32_of(b)).to_le_bytes()),
+        (Dtype::F32, Dtype::F16) => convert_each(source, target, |b| to_f16(f32_of(b)).to_le_bytes()),
+        (Dtype::F32, Dtype::BF16) => convert_each(source, target, |b| to_bf16(f32_of(b)).to_le_bytes()),
+        (Dtype::F16, Dtype::F64) => convert_each(source, target, |b| f64::from(of_f16(b)).to_le_bytes()),
+        (Dtype::F16, Dtype::F32) => convert_each(source, target, |b| of_f16(b).to_le_bytes()),
+        (Dtype::F16, Dtype::BF16) => convert_each(source, target, |b| to_bf16(of_f16(b)).to_le_bytes()),
+        (Dtype::BF16, Dtype::F64) => convert_each(source, target, |b| f64::from(of_bf16(b)).to_le_bytes()),
+        (Dtype::BF16, Dtype::F32) => convert_each(source, target, |b| of_bf16(b).to_le_bytes()),
+        (Dtype::BF16, Dtype::F16) => convert_each(source, target, |b| to_f16(of_bf16(b)).to_le_bytes()),
         _ => {}
     }
 }
 
-fn each<const N: usize, const M: usize>(
+fn convert_each<const N: usize, const M: usize>(
     source: &[u8],
     target: &mut [u8],
     convert: impl Fn([u8; N]) -> [u8; M],
@@ -51,9 +53,9 @@ fn each<const N: usize, const M: usize>(
     }
 }
 
-/// Counts the values that were finite and became infinite; both slices have the same number of
+/// Counts the values that were finite and became infinite. Both slices must have the same number of
 /// values.
-pub fn lost(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
+pub fn lost_values(from: Dtype, source: &[u8], to: Dtype, target: &[u8]) -> u64 {
     // the dtype with the widest range first
     const WIDEST: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16];
     let rank = |dtype| WIDEST.iter().position(|&known| known == dtype);
@@ -76,7 +78,7 @@ fn is_infinite(dtype: Dtype, value: &[u8]) -> bool {
     }
 }
 
-/// A tensor in which a cast made finite values infinite, and how many.
+/// A tensor in which a cast made `count` finite values infinite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overflow {
     pub name: String,
@@ -84,8 +86,9 @@ pub struct Overflow {
     pub count: u64,
 }
 
-/// Returns a text on the values that became infinite: details of the first few tensors that have
-/// any, and the number of the others. The text is empty if there are none.
+/// Describes the values that became infinite: for each of the first few tensors, their number and
+/// the tensor's range; then the number of further tensors. Returns an empty text if `lost` is
+/// empty.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
@@ -106,12 +109,12 @@ pub fn overflow_text(lost: &[Overflow]) -> String {
 /// Rounds to an `f32` so that rounding the result again gives the same value as rounding `value`
 /// once: rounds towards zero, and sets the last bit if the result is inexact (round to odd).
 fn to_odd(value: f64) -> f32 {
-    let near = value as f32;
-    if value.is_nan() || f64::from(near) == value {
-        return near;
+    let nearest = value as f32;
+    if value.is_nan() || f64::from(nearest) == value {
+        return nearest;
     }
-    let above = f64::from(near).abs() > value.abs();
-    f32::from_bits((near.to_bits() - u32::from(above)) | 1)
+    let above = f64::from(nearest).abs() > value.abs();
+    f32::from_bits((nearest.to_bits() - u32::from(above)) | 1)
 }
 
 /// Drops the `dropped` lowest bits, and rounds to the nearest, ties to even.
@@ -121,7 +124,7 @@ fn rounded(bits: u32, dropped: u32) -> u32 {
 
 fn to_bf16(value: f32) -> u16 {
     if value.is_nan() {
-        return (value.to_bits() >> 16) as u16 | 0x40; // only the dropped bits may make it a NaN
+        return (value.to_bits() >> 16) as u16 | 0x40; // stays a NaN if all set fraction bits are dropped
     }
     rounded(value.to_bits(), 16) as u16
 }
@@ -131,15 +134,15 @@ pub fn bf16_to_f32(bits: u16) -> f32 {
 }
 
 fn to_f16(value: f32) -> u16 {
-    const ONE_MORE_THAN_ALL: u32 = 0x4780_0000; // 65536
+    const OVERFLOW: u32 = 0x4780_0000; // 65536
     const NORMAL: u32 = 0x3880_0000; // 2^-14
     let (sign, size) = ((value.to_bits() >> 16) as u16 & 0x8000, value.to_bits() & 0x7fff_ffff);
     let size = match size {
         _ if value.is_nan() => 0x7e00,
-        ONE_MORE_THAN_ALL.. => 0x7c00,
+        OVERFLOW.. => 0x7c00,
         NORMAL.. => rounded(size - (112 << 23), 13),
-        // An `f32` near 0.5 has the precision of a subnormal `f16`, so that the addition of 0.5
-        // rounds.
+        // An `f32` between 0.5 and 1 has the precision of a subnormal `f16`, so adding 0.5 rounds
+        // the value.
         _ => (f32::from_bits(size) + 0.5).to_bits() - 0.5f32.to_bits(),
     };
     sign | size as u16
@@ -149,8 +152,8 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let (sign, size) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
     let size = match bits & 0x7c00 {
         0x7c00 => size | 0x7f80_0000,
-        // Uses a sum with 0.5 as `to_f16` does, without a subnormal `f32`: a processor can be set
-        // to treat those as zero.
+        // Adds 0.5 as `to_f16` does, to avoid subnormal values of `f32`, which a processor can be
+        // set to treat as zero.
         0 => (f32::from_bits(0.5f32.to_bits() + u32::from(bits & 0x3ff)) - 0.5).to_bits(),
         _ => size + (112 << 23),
     };
@@ -168,13 +171,13 @@ mod tests {
         for (to, expected) in [(Dtype::F16, 3), (Dtype::BF16, 1), (Dtype::F64, 0)] {
             let mut target = vec![0; to.bits() as usize / 8 * values.len()];
             cast(Dtype::F32, &source, to, &mut target);
-            assert_eq!(lost(Dtype::F32, &source, to, &target), expected, "{}", to);
+            assert_eq!(lost_values(Dtype::F32, &source, to, &target), expected, "{}", to);
         }
         let wide: Vec<u8> =
             [1e39f64, -1e300, 3e38].iter().flat_map(|value| value.to_le_bytes().to_vec()).collect();
         let mut target = vec![0; 12];
         cast(Dtype::F64, &wide, Dtype::F32, &mut target);
-        assert_eq!(lost(Dtype::F64, &wide, Dtype::F32, &target), 2);
+        assert_eq!(lost_values(Dtype::F64, &wide, Dtype::F32, &target), 2);
     }
 
     #[test]

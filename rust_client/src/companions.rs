@@ -1,8 +1,8 @@
 //! Companions: versions of several models that are published as one. (C2)
 //!
-//! Each names the others in its announcement. It stays staged until it is committed, and so is each
-//! of them that this worker wants, or a newer version of that model. Then they are ready at once,
-//! and the user applies them at once.
+//! Each version names its companions in its announcement. A committed version stays staged until
+//! each companion that this worker subscribes to is committed, too, or a newer version of the
+//! companion's model. Then all of them become ready at once, and the user applies them at once.
 
 use crate::follower::Follower;
 use crate::staging::StagedVersion;
@@ -17,17 +17,19 @@ pub struct Companions<'a> {
 impl Companions<'_> {
     /// Returns the models of a worker, or `None` if no committed version waits for companions.
     pub fn awaited(followers: &mut [(Follower, u64)]) -> Option<Companions<'_>> {
-        let awaited = followers.iter().any(|(follower, _)| follower.held().is_some());
+        let awaited = followers.iter().any(|(follower, _)| follower.awaiting_companions().is_some());
         awaited.then_some(Companions { followers })
     }
 
-    /// Makes every committed version ready whose companions are here. Returns these versions, which
-    /// are to be applied at once.
+    /// Makes every committed version ready that lacks no companion. Returns these versions, which
+    /// the user must apply at once.
     pub fn complete(self) -> Vec<StagedVersion> {
-        let held =
-            self.followers.iter().filter_map(|(follower, _)| Some((follower.model(), follower.held()?)));
+        let waiting = self
+            .followers
+            .iter()
+            .filter_map(|(follower, _)| Some((follower.model(), follower.awaiting_companions()?)));
         let mut found: BTreeMap<String, Key> =
-            held.map(|(model, (key, _))| (model.to_owned(), key)).collect();
+            waiting.map(|(model, (key, _))| (model.to_owned(), key)).collect();
         loop {
             let lacks = |(follower, _): &&(Follower, u64)| {
                 found.contains_key(follower.model()) && self.lacks(follower, &found)
@@ -44,17 +46,19 @@ impl Companions<'_> {
         ready.filter_map(|(follower, _)| follower.release()).collect()
     }
 
-    /// True if a companion of the version that a model holds back is not here.
+    /// True if a model's committed version lacks a companion: the worker subscribes to the
+    /// companion's model, but neither the companion nor a newer version of this model is in
+    /// `found`, ready or running.
     fn lacks(&self, follower: &Follower, found: &BTreeMap<String, Key>) -> bool {
-        let (key, companions) = match follower.held() {
-            Some(held) => held,
+        let (key, companions) = match follower.awaiting_companions() {
+            Some(waiting) => waiting,
             None => return false,
         };
         companions.iter().any(|(model, &number)| {
-            let wanted = self.followers.iter().find(|(other, _)| other.model() == model);
+            let subscribed = self.followers.iter().find(|(other, _)| other.model() == model);
             let companion = (key.0, number);
-            let here = found.get(model).map_or(false, |&other| other >= companion);
-            wanted.map_or(false, |(other, _)| !here && !other.offers(companion))
+            let committed = found.get(model).map_or(false, |&other| other >= companion);
+            subscribed.map_or(false, |(other, _)| !committed && !other.has_at_least(companion))
         })
     }
 }

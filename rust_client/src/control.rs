@@ -1,20 +1,20 @@
-//! The worker's control connection: our own DEALER socket, which dials in the background.
+//! The worker's control connection: this crate's own DEALER socket, which dials in the background.
 //!
 //! libzmq's DEALER accepts a message of any number of frames, and reads further messages while the
 //! worker is busy. This socket reads only when the worker has time, and stores no more of a message
-//! than a publisher may send. With keys it uses CURVE, and accepts only the owner of the pinned
-//! key.
+//! than a publisher may send. With keys, the socket uses CURVE, and accepts only the owner of the
+//! pinned key.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
-use crate::door::{Door, Event};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::framing::{
     fault, frame, frame_head, greeted, greeting, mechanism, pong, read_head, socket_type, COMMAND,
     GREETING_BYTES, MORE,
 };
+use crate::handshakes::{Event, HandshakeFailures};
 use crate::keys::WorkerKeys;
-use crate::limits::{COMMANDS, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::limits::{COMMANDS_PER_SECOND_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
 use crate::subscription::{dial, Dialled};
@@ -30,20 +30,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const DIAL: Duration = Duration::from_secs(3); // per address: the kernel tries again after 1 s
+const DIAL: Duration = Duration::from_secs(3); // limit for each IP address; the kernel retries after 1 s
 const REDIAL: Duration = Duration::from_millis(50); // pause between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(10); // limit: a busy publisher answers by then
-const LINGER: Duration = Duration::from_millis(200); // at close, for unsent messages: a `bye`
+const LINGER: Duration = Duration::from_millis(200); // limit for sending a `bye` when the worker closes
 const METADATA: &[u8] = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
 const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
 const SCRATCH_BYTES: usize = 8192; // read at once; a longer frame gets its own memory
 const RECEIVE_BYTES: usize = 1 << 18; // bytes of such a frame read at once
 const TURN_BYTES: usize = 1 << 22; // read before other work continues
-const UNSENT_BYTES_MAX: usize = 1 << 20; // while the publisher does not read; more is dropped
+const UNSENT_BYTES_MAX: usize = 1 << 20; // if the publisher does not read; more messages are dropped
 
-// Size of a greeting up to its version. The rest is sent after the peer has sent its mechanism:
-// libzmq closes a connection with another mechanism before it sends its own.
+// Size of a greeting up to its version. The rest of the greeting is sent once the peer's mechanism
+// has arrived: if the mechanisms differ, libzmq closes the connection before it sends its own.
 const VERSION_BYTES: usize = 12;
 const COMMAND_BYTES_MAX: usize = 1024; // in a handshake
 
@@ -75,13 +75,13 @@ enum State {
 struct Body {
     flags: u8,
     missing: usize,
-    kept: Option<Vec<u8>>, // `None` if the frame is too large: then it is skipped
+    bytes: Option<Vec<u8>>, // `None` if the frame is too large: then it is skipped
 }
 
 /// One connection.
 struct Line {
     connection: Own<TcpStream>,
-    since: Time,
+    opened_at: Time,
     state: State,
     scratch: Vec<u8>, // read, but not handled yet
     body: Option<Body>,
@@ -94,12 +94,12 @@ struct Line {
     counted_at: Time,
 }
 
-/// A control address, and what is needed and known there.
-struct Place {
+/// A control address, with the keys for it and the failed handshakes there.
+struct ControlAddress {
     address: String,
     endpoint: Endpoint,
     keys: Option<(Arc<Pair>, Key)>, // this worker's key pair, and the publisher's key
-    door: Door,
+    failures: HandshakeFailures,
 }
 
 /// Changes of a control connection.
@@ -115,24 +115,25 @@ pub struct Changes {
 
 /// A DEALER socket that is connected to one publisher, and dials again after a loss.
 pub struct Control {
-    places: Vec<Place>, // at least one
-    present: usize,     // index of the place that is dialled
+    targets: Vec<ControlAddress>, // at least one
+    present: usize,               // index of the target that is dialled
     any_data_host: bool,
     payload_max: usize,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
     dialling: bool,
-    generation: u64, // of the last attempt: the results of earlier attempts are dropped
+    generation: u64, // number of the last attempt: the results of earlier attempts are dropped
     dial_at: Time,
     pause: Duration,
     line: Option<Line>,
-    news: Vec<Event>, // since the last call of `changed`
+    events: Vec<Event>, // since the last call of `take_changes`
 }
 
 impl Control {
     /// Makes a socket that connects to the first of `addresses`. `keys` has the worker's keys for
-    /// each address, or one for all; with it, the socket connects only to the owner of the
-    /// publisher's key. Payloads of more than `payload_max` bytes are skipped.
+    /// each address, or one entry for all addresses, or is empty. With keys, the socket connects
+    /// only to the owner of the publisher's key. Payloads of more than `payload_max` bytes are
+    /// skipped.
     pub fn connect(
         addresses: &[String],
         keys: &[WorkerKeys],
@@ -143,24 +144,25 @@ impl Control {
             let pair = Pair { public: key_of(&keys.public)?, secret: key_of(&keys.secret)? };
             Some((Arc::new(pair), key_of(&keys.publisher)?))
         };
-        let odd = || Error::Keys("one of the keys is none".to_owned());
-        let place = |(at, address): (usize, &String)| {
+        let invalid = || Error::Keys("a key must be 40 characters of Z85".to_owned());
+        let target = |(at, address): (usize, &String)| {
             let endpoint = Endpoint::parse(address)?;
             let keys = keys.get(at).or_else(|| keys.first());
-            let keys = keys.map(|keys| read(keys).ok_or_else(odd)).transpose()?; // K1
-            let door = Door::new(keys.is_some());
-            Ok(Place { address: address.clone(), endpoint, keys, door })
+            let keys = keys.map(|keys| read(keys).ok_or_else(invalid)).transpose()?; // K1
+            let failures = HandshakeFailures::new(keys.is_some());
+            Ok(ControlAddress { address: address.clone(), endpoint, keys, failures })
         };
-        let places = addresses.iter().enumerate().map(place).collect::<Result<Vec<Place>, Error>>()?;
+        let targets =
+            addresses.iter().enumerate().map(target).collect::<Result<Vec<ControlAddress>, Error>>()?;
 
         // An encrypted frame must be read as a whole. It comes from the owner of the pinned key.
         let payload_max = if keys.is_empty() { payload_max } else { MESSAGE_BYTES_MAX };
-        Ok(Control::to_places(places, payload_max.min(MESSAGE_BYTES_MAX) as usize, waker))
+        Ok(Control::to_targets(targets, payload_max.min(MESSAGE_BYTES_MAX) as usize, waker))
     }
 
-    fn to_places(places: Vec<Place>, payload_max: usize, waker: Arc<Waker>) -> Control {
+    fn to_targets(targets: Vec<ControlAddress>, payload_max: usize, waker: Arc<Waker>) -> Control {
         Control {
-            places,
+            targets,
             present: 0,
             any_data_host: false,
             payload_max,
@@ -171,48 +173,48 @@ impl Control {
             dial_at: Time::ZERO,
             pause: REDIAL,
             line: None,
-            news: Vec::new(),
+            events: Vec::new(),
         }
     }
 
     /// Makes a socket that connects to a source of the publisher's version, at the address `named`.
-    /// With keys, the source has the publisher's key; without, it must be near, like a data endpoint
-    /// (N2).
+    /// With keys, the source must own the publisher's key. Without keys, the source must be where a
+    /// data endpoint must be, see `Endpoint::of_data` (N2).
     pub fn to_source(&self, named: &str, waker: Arc<Waker>) -> Result<Control, Error> {
-        let place = &self.places[self.present];
-        let anywhere = self.any_data_host || place.keys.is_some();
+        let publisher = &self.targets[self.present];
+        let anywhere = self.any_data_host || publisher.keys.is_some();
         Endpoint::parse(named)?;
         let far = |_| Error::Address {
             address: named.to_owned(),
             text: format!(
                 "it is not on the host of the publisher ({}), and there are no keys, so this worker takes \
                  its chunks from the publisher; use keys, or allow it with any_data_host",
-                place.address
+                publisher.address
             ),
         };
-        let endpoint = Endpoint::of_data(named, &place.address, self.peer(), anywhere).map_err(far)?;
-        let (keys, door) = (place.keys.clone(), Door::new(place.keys.is_some()));
-        let place = Place { address: named.to_owned(), endpoint, keys, door };
-        Ok(Control::to_places(vec![place], self.payload_max, waker))
+        let endpoint = Endpoint::of_data(named, &publisher.address, self.peer_ip(), anywhere).map_err(far)?;
+        let (keys, failures) = (publisher.keys.clone(), HandshakeFailures::new(publisher.keys.is_some()));
+        let source = ControlAddress { address: named.to_owned(), endpoint, keys, failures };
+        Ok(Control::to_targets(vec![source], self.payload_max, waker))
     }
 
-    /// True if this worker has keys for the place that is dialled.
+    /// True if this worker has keys for the address that is dialled.
     pub fn is_keyed(&self) -> bool {
-        self.places[self.present].keys.is_some()
+        self.targets[self.present].keys.is_some()
     }
 
-    fn peer(&self) -> Option<IpAddr> {
+    fn peer_ip(&self) -> Option<IpAddr> {
         let peer = self.line.as_ref()?.connection.peer_addr().ok()?;
         Some(peer.ip())
     }
 
-    /// Dials, writes, and ends late handshakes. Returns the descriptor to poll for input, and true
-    /// if it must be polled for output, too.
+    /// Dials, writes, and ends handshakes that take too long. Returns the descriptor to poll for
+    /// input. The bool is true if the descriptor must be polled for output, too.
     pub fn process_events(&mut self, now: Time) -> Option<(RawFd, bool)> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
         }
-        if self.line.as_ref().map_or(false, |line| line.is_late(now)) {
+        if self.line.as_ref().map_or(false, |line| line.handshake_timed_out(now)) {
             self.hang_up(Event::BrokenInHandshake);
         }
         if self.line.is_none() {
@@ -233,8 +235,8 @@ impl Control {
     /// Returns the data endpoint `named` by the publisher, or an error if this worker must
     /// not connect to it.
     pub fn data_endpoint(&self, named: &str) -> Result<Endpoint, Error> {
-        let address = &self.places[self.present].address;
-        Endpoint::of_data(named, address, self.peer(), self.any_data_host)
+        let address = &self.targets[self.present].address;
+        Endpoint::of_data(named, address, self.peer_ip(), self.any_data_host)
     }
 
     /// True if the connection is open, and nothing is unsent.
@@ -247,7 +249,7 @@ impl Control {
         self.line.as_ref().map_or(false, |line| !line.arrived.is_empty())
     }
 
-    /// Returns the frames of the next message, if there is one.
+    /// Returns the frames of the next message, if one has arrived. Reads a limited number of bytes.
     pub fn receive(&mut self, now: Time) -> Option<Vec<Frame>> {
         let mut turn = TURN_BYTES;
         loop {
@@ -265,13 +267,13 @@ impl Control {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    let why = line.why();
-                    self.hang_up(why);
+                    let event = line.end_event();
+                    self.hang_up(event);
                     return None;
                 }
             }
             if before != State::Open && line.state == State::Open {
-                self.news.push(Event::Met);
+                self.events.push(Event::HandshakeDone);
             }
             self.write();
         }
@@ -281,45 +283,46 @@ impl Control {
     pub fn send(&mut self, header: &[u8]) {
         if let Some(line) = &mut self.line {
             if line.state == State::Open && line.outgoing.len() <= UNSENT_BYTES_MAX {
-                line.say(0, header);
+                line.send_frame(0, header);
                 self.write();
             }
         }
     }
 
-    /// True if there are changes that `changed` has not returned yet.
+    /// True if there are changes that `take_changes` has not returned yet.
     pub fn has_changed(&self) -> bool {
-        !self.news.is_empty()
+        !self.events.is_empty()
     }
 
-    /// Returns what has changed since the last call. `patience` is that of `Door::why`.
-    pub fn changed(&mut self, now: Time, patience: Duration) -> Changes {
+    /// Returns what has changed since the last call. `patience` is that of
+    /// `HandshakeFailures::reason`.
+    pub fn take_changes(&mut self, now: Time, patience: Duration) -> Changes {
         let mut changes = Changes { any: self.has_changed(), ..Changes::default() };
-        let door = &mut self.places[self.present].door;
-        for event in self.news.drain(..) {
-            changes.refused = door.why(event, now, patience).or(changes.refused);
+        let failures = &mut self.targets[self.present].failures;
+        for event in self.events.drain(..) {
+            changes.refused = failures.reason(event, now, patience).or(changes.refused);
             changes.ended |= event.is_end();
         }
         changes
     }
 
-    /// Closes the connection, and dials the place `to` at `dial_at`. What was sent to the present
-    /// publisher still arrives there.
+    /// Closes the connection, and dials the address with the index `to` at `dial_at`. Messages that
+    /// were sent to the present publisher still arrive there.
     pub fn change_over(&mut self, to: usize, dial_at: Time) {
         if let Some(line) = self.line.take() {
             let thread = thread::Builder::new().name("weightbus-linger".to_owned());
             let _ = thread.spawn(move || line.linger()); // without a thread, a `bye` may be lost
         }
         self.present = to;
-        self.generation += 1; // the result of an attempt at another place is dropped
+        self.generation += 1; // the result of an attempt at the previous address is dropped
         self.dialling = false;
         (self.dial_at, self.pause) = (dial_at, REDIAL);
-        self.news.clear();
+        self.events.clear();
     }
 
-    /// Returns the first of the endpoints.
-    pub fn first(&self) -> &Endpoint {
-        &self.places[0].endpoint
+    /// Returns the endpoint of the first address.
+    pub fn first_endpoint(&self) -> &Endpoint {
+        &self.targets[0].endpoint
     }
 
     /// Closes the connection and dials at once. Unsent messages are lost.
@@ -337,7 +340,7 @@ impl Control {
         self.dial_at = now + self.pause;
         self.pause = (2 * self.pause).min(REDIAL_MAX);
         self.generation += 1;
-        let (endpoint, generation) = (self.places[self.present].endpoint.clone(), self.generation);
+        let (endpoint, generation) = (self.targets[self.present].endpoint.clone(), self.generation);
         let (found, waker) = (self.dialled.0.clone(), self.waker.clone());
         let dial = move || {
             let connection = dial(&endpoint, DIAL);
@@ -345,9 +348,10 @@ impl Control {
             waker.wake();
         };
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
-        self.news.push(Event::Dialled);
+        self.events.push(Event::Dialled);
     }
 
+    /// Handles the result of an attempt to connect.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         if dialled.generation != self.generation {
             return;
@@ -356,28 +360,28 @@ impl Control {
         match dialled.connection {
             _ if self.line.is_some() => {}
             Ok(connection) => {
-                self.news.push(Event::Dialled);
-                let keys = self.places[self.present].keys.as_ref();
+                self.events.push(Event::Dialled);
+                let keys = self.targets[self.present].keys.as_ref();
                 let curve = keys.map(|(own, server)| Client::new(own.clone(), *server));
                 self.line = Some(Line::new(connection, curve, self.payload_max, now));
                 self.write();
             }
-            Err(_) => self.news.push(Event::Unreachable),
+            Err(_) => self.events.push(Event::Unreachable),
         }
     }
 
     fn write(&mut self) {
         if let Some(line) = &mut self.line {
             if line.write().is_err() {
-                let why = line.why();
-                self.hang_up(why);
+                let event = line.end_event();
+                self.hang_up(event);
             }
         }
     }
 
-    fn hang_up(&mut self, why: Event) {
+    fn hang_up(&mut self, event: Event) {
         self.line = None;
-        self.news.push(why);
+        self.events.push(event);
     }
 }
 
@@ -393,7 +397,7 @@ impl Line {
     fn new(connection: Own<TcpStream>, curve: Option<Client>, payload_max: usize, now: Time) -> Line {
         Line {
             connection,
-            since: now,
+            opened_at: now,
             state: State::Greeting,
             scratch: Vec::new(),
             body: None,
@@ -407,12 +411,12 @@ impl Line {
         }
     }
 
-    fn is_late(&self, now: Time) -> bool {
-        self.state != State::Open && now.saturating_sub(self.since) >= HANDSHAKE
+    fn handshake_timed_out(&self, now: Time) -> bool {
+        self.state != State::Open && now.saturating_sub(self.opened_at) >= HANDSHAKE
     }
 
     /// Returns the event to report if this connection ends now.
-    fn why(&self) -> Event {
+    fn end_event(&self) -> Event {
         match self.state {
             State::Greeting if matches!(greeted(&self.scratch), Ok(Some(_))) => Event::OtherMechanism,
             State::Handshake
@@ -425,8 +429,8 @@ impl Line {
         }
     }
 
-    /// Sends the unsent messages, and waits a moment for the peer to close. Closing with unread
-    /// input would discard what was sent.
+    /// Sends the unsent messages, and waits a moment for the peer to close: a close with unread
+    /// input would discard messages that were sent.
     fn linger(mut self) {
         let end = Instant::now() + LINGER;
         let mut ended = false;
@@ -465,7 +469,7 @@ impl Line {
         Ok(())
     }
 
-    fn say(&mut self, flags: u8, body: &[u8]) {
+    fn send_frame(&mut self, flags: u8, body: &[u8]) {
         match &mut self.curve {
             None => frame(&mut self.outgoing, flags, body),
             Some(curve) => {
@@ -489,7 +493,7 @@ impl Line {
             Some(body) => {
                 let count = body.read(&mut *self.connection)?;
                 if body.missing == 0 {
-                    let (flags, bytes) = (body.flags, body.kept.take().unwrap_or_default());
+                    let (flags, bytes) = (body.flags, body.bytes.take().unwrap_or_default());
                     self.body = None;
                     self.frame(flags, bytes, now)?;
                 }
@@ -512,8 +516,8 @@ impl Line {
                 Err(error) => break Err(error),
             }
         };
-        // After an error, `why` reads the peer's greeting or the publisher's error command from
-        // here.
+        // After an error, `end_event` reads the peer's greeting or the publisher's error command
+        // from `scratch`.
         self.scratch = scratch[at..].to_vec();
         result
     }
@@ -547,24 +551,24 @@ impl Line {
         if found.head + found.size <= SCRATCH_BYTES || !open {
             return Ok(0);
         }
-        let useful = self.curve.is_some() || found.size <= self.payload_max.max(HEADER_BYTES_MAX);
-        let kept = useful.then(|| {
-            let mut kept = Vec::with_capacity(found.size);
-            kept.extend_from_slice(rest);
-            kept
+        let wanted = self.curve.is_some() || found.size <= self.payload_max.max(HEADER_BYTES_MAX);
+        let body = wanted.then(|| {
+            let mut body = Vec::with_capacity(found.size);
+            body.extend_from_slice(rest);
+            body
         });
-        self.body = Some(Body { flags: found.flags, missing: found.size - rest.len(), kept });
+        self.body = Some(Body { flags: found.flags, missing: found.size - rest.len(), bytes: body });
         Ok(bytes.len())
     }
 
-    /// Handles a greeting. Returns the number of bytes handled; 0: more are needed.
+    /// Handles a greeting. Returns the number of bytes handled, or 0 if more bytes are needed.
     fn greet(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mechanism_asked = match greeted(bytes)? {
-            Some(mechanism_asked) => mechanism_asked,
+        let peer_mechanism = match greeted(bytes)? {
+            Some(peer_mechanism) => peer_mechanism,
             None => return Ok(0),
         };
-        if mechanism_asked != mechanism(self.curve.is_some()) {
-            return fault("the other side has keys, and this one has none, or the other way round");
+        if peer_mechanism != mechanism(self.curve.is_some()) {
+            return fault("only one of the two sides has keys");
         }
         self.state = State::Handshake;
         self.outgoing.extend_from_slice(&greeting(self.curve.is_some(), false)[VERSION_BYTES..]);
@@ -615,14 +619,14 @@ impl Line {
             return self.command(&frame, now);
         }
         if self.frames.len() >= FRAMES_MAX {
-            return fault("a message of more frames than any has");
+            return fault("a message of too many frames");
         }
         if self.frames.is_empty() && frame.len() > HEADER_BYTES_MAX {
-            return fault("a longer header than any is");
+            return fault("a header that is too long");
         }
-        let kept: usize = self.frames.iter().skip(1).map(|frame| frame.len()).sum();
-        if kept + frame.len() > self.payload_max.max(HEADER_BYTES_MAX) {
-            return fault("a longer message than this worker takes");
+        let payload: usize = self.frames.iter().skip(1).map(|frame| frame.len()).sum();
+        if payload + frame.len() > self.payload_max.max(HEADER_BYTES_MAX) {
+            return fault("a message that is too long for this worker");
         }
         self.frames.push(frame);
         if flags & MORE == 0 {
@@ -636,32 +640,32 @@ impl Line {
             (self.commands, self.counted_at) = (0, now);
         }
         self.commands += 1;
-        if self.commands > COMMANDS || body.starts_with(b"\x05ERROR") {
-            return fault("more commands than a publisher sends, or one that says it is in error");
+        if self.commands > COMMANDS_PER_SECOND_MAX || body.starts_with(b"\x05ERROR") {
+            return fault("too many commands, or an ERROR command");
         }
         if let Some(pong) = pong(body) {
-            self.say(COMMAND, &pong);
+            self.send_frame(COMMAND, &pong);
         }
         if self.outgoing.len() > UNREAD_BYTES_MAX + UNSENT_BYTES_MAX {
-            return fault("it reads none of the answers to its pings");
+            return fault("the publisher does not read the answers to its pings");
         }
         Ok(())
     }
 }
 
 impl Body {
-    /// Reads once, straight into the memory of the frame.
+    /// Reads once. The bytes of a frame that is not skipped go straight into the frame's memory.
     fn read(&mut self, from: &mut impl Read) -> io::Result<usize> {
-        let count = match &mut self.kept {
+        let count = match &mut self.bytes {
             None => {
                 let mut bytes = [0; SCRATCH_BYTES];
                 let most = self.missing.min(bytes.len());
                 from.read(&mut bytes[..most])?
             }
-            Some(kept) => {
-                let before = kept.len();
-                let done = from.take(self.missing.min(RECEIVE_BYTES) as u64).read_to_end(kept);
-                match (kept.len() - before, done) {
+            Some(bytes) => {
+                let before = bytes.len();
+                let done = from.take(self.missing.min(RECEIVE_BYTES) as u64).read_to_end(bytes);
+                match (bytes.len() - before, done) {
                     (0, Err(error)) => return Err(error),
                     (count, _) => count, // even if the read ended with an error
                 }

@@ -1,5 +1,5 @@
-//! CURVE (ZeroMQ RFC 26), without sockets: the code that both sides share, and the client's side.
-//! The server's side is in `publisher/curve.rs`.
+//! CURVE (ZeroMQ RFC 26), without sockets: the code that client and server share, and the client.
+//! The server is in `publisher/curve.rs`.
 //!
 //! A box is a text encrypted with the sender's secret key and the receiver's public key. C and S
 //! are the permanent keys of client and server; C' and S' are their keys for one connection.
@@ -42,19 +42,19 @@ impl Deref for Carried {
     }
 }
 
-/// The state of a connection's encrypted frames. Each side counts its frames, so that no frame is
-/// accepted twice or late.
+/// The state of a connection's encrypted frames. Each side counts its frames, so that the other
+/// side accepts no frame twice or out of order.
 pub struct Session {
     pub shared: Key, // from the keys of this connection, once known
     sent: u64,
-    heard: u64,
-    ours: [u8; 16], // prefixes of nonces
+    received: u64,
+    ours: [u8; 16], // prefix of our frames' nonces
     theirs: [u8; 16],
 }
 
 impl Session {
     pub fn new(ours: [u8; 16], theirs: [u8; 16]) -> Session {
-        Session { shared: [0; 32], sent: 0, heard: 0, ours, theirs }
+        Session { shared: [0; 32], sent: 0, received: 0, ours, theirs }
     }
 
     /// Appends to `to` the body of a MESSAGE: a frame with these flags and parts, encrypted.
@@ -112,12 +112,12 @@ impl Session {
             Some(count) => u64::from_be_bytes(array(count)),
             None => return fault("a truncated encrypted frame"),
         };
-        if count <= self.heard {
-            return fault("an encrypted frame that came before: it is replayed");
+        if count <= self.received {
+            return fault("a replayed encrypted frame");
         }
         match sodium::open(shared, &short_nonce(prefix, count), &counted[COUNT_BYTES..]) {
             Some(plain) => {
-                self.heard = count;
+                self.received = count;
                 Ok(plain)
             }
             None => fault("an encrypted frame that was damaged or forged"),
@@ -127,17 +127,17 @@ impl Session {
 
 /// The client's side of one connection.
 pub struct Client {
-    own: Arc<Pair>,
+    permanent: Arc<Pair>,
     server: Key,
-    its: Pair, // of this connection only
+    transient: Pair, // for this connection only
     session: Session,
     welcomed: bool,
 }
 
 impl Client {
-    pub fn new(own: Arc<Pair>, server: Key) -> Client {
+    pub fn new(permanent: Arc<Pair>, server: Key) -> Client {
         let session = Session::new(*b"CurveZMQMESSAGEC", *b"CurveZMQMESSAGES");
-        Client { own, server, its: sodium::pair(), session, welcomed: false }
+        Client { permanent, server, transient: sodium::pair(), session, welcomed: false }
     }
 
     /// Returns the first command, HELLO.
@@ -145,14 +145,14 @@ impl Client {
         let mut hello = HELLO.to_vec();
         hello.extend_from_slice(&[1, 0]);
         hello.extend_from_slice(&[0; 72]);
-        hello.extend_from_slice(&self.its.public);
-        let shared = agreed(&self.server, &self.its.secret)?;
+        hello.extend_from_slice(&self.transient.public);
+        let shared = shared_key(&self.server, &self.transient.secret)?;
         self.session.seal_with(&shared, b"CurveZMQHELLO---", &[0; 64], &mut hello);
         Ok(hello)
     }
 
     /// Handles a WELCOME command: `welcome` has the bytes after the command's name. Returns the
-    /// INITIATE.
+    /// INITIATE command.
     pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
         self.initiate_with_vouch(welcome, metadata, &|vouched| vouched)
     }
@@ -166,26 +166,27 @@ impl Client {
         vouch: &dyn Fn((Key, [Key; 2])) -> (Key, [Key; 2]),
     ) -> io::Result<Vec<u8>> {
         if std::mem::replace(&mut self.welcomed, true) || welcome.len() != WELCOME_BYTES {
-            return fault("a WELCOME that is none");
+            return fault("an invalid WELCOME, or a second one");
         }
-        let shared = agreed(&self.server, &self.its.secret)?;
+        let shared = shared_key(&self.server, &self.transient.secret)?;
         let plain = match open_long(&shared, b"WELCOME-", welcome) {
             Some(plain) => plain,
             None => return fault("a WELCOME that does not come from the owner of the pinned key"),
         };
         let (server, cookie) = plain.split_at(32);
         let server: Key = array(server);
-        self.session.shared = agreed(&server, &self.its.secret)?;
-        let (secret, vouched) = vouch((self.own.secret, [self.its.public, self.server]));
-        let mut plain = self.own.public.to_vec();
-        plain.extend(long_box(&agreed(&server, &secret)?, b"VOUCH---", &vouched.concat()));
+        self.session.shared = shared_key(&server, &self.transient.secret)?;
+        let (secret, vouched) = vouch((self.permanent.secret, [self.transient.public, self.server]));
+        let mut plain = self.permanent.public.to_vec();
+        plain.extend(long_box(&shared_key(&server, &secret)?, b"VOUCH---", &vouched.concat()));
         plain.extend_from_slice(metadata);
         let mut initiate = [INITIATE, cookie].concat();
         self.session.seal(b"CurveZMQINITIATE", &plain, &mut initiate);
         Ok(initiate)
     }
 
-    /// Handles a READY, given its bytes after the name. Returns the server's metadata.
+    /// Handles a READY command: `ready` has the bytes after the command's name. Returns the
+    /// server's metadata.
     pub fn ready(&mut self, ready: &[u8]) -> io::Result<Vec<u8>> {
         if !self.welcomed {
             return fault("READY before WELCOME");
@@ -201,12 +202,12 @@ impl Client {
 
     #[cfg(test)]
     pub fn public(&self) -> Key {
-        self.own.public
+        self.permanent.public
     }
 }
 
-fn agreed(public: &Key, secret: &Key) -> io::Result<Key> {
-    sodium::shared(public, secret).map_or_else(|| fault("a public key that is none"), Ok)
+fn shared_key(public: &Key, secret: &Key) -> io::Result<Key> {
+    sodium::shared(public, secret).map_or_else(|| fault("an invalid public key"), Ok)
 }
 
 /// Returns the public key that belongs to a secret key, both in 40 characters of Z85. Returns
@@ -223,9 +224,9 @@ fn z85_decode(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 5 * 4);
-    for five in text.as_bytes().chunks_exact(5) {
+    for group in text.as_bytes().chunks_exact(5) {
         let mut value = 0_u64;
-        for digit in five {
+        for digit in group {
             value = value * 85 + DIGITS.iter().position(|each| each == digit)? as u64;
         }
         bytes.extend(u32::try_from(value).ok()?.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The worker's second thread, which decodes patches while the main thread answers pings (D5).
+//! Decodes patches in a second thread, so that the worker's thread answers pings meanwhile (D5).
 
 use crate::patching::Patching;
 use crate::run::{Outcome, Shared};
@@ -26,12 +26,12 @@ impl Decoder {
         if self.running.is_none() {
             self.start();
         }
-        let left = match &self.running {
+        let unsent = match &self.running {
             Some((jobs, _)) => jobs.send(job).map_err(|unsent| unsent.0),
             None => Err(job),
         };
-        if let Err(job) = left {
-            tell(&self.shared, job, Err("there is no thread to decode it".to_owned()));
+        if let Err(job) = unsent {
+            report(&self.shared, job, Err("there is no thread to decode it".to_owned()));
         }
     }
 
@@ -48,13 +48,13 @@ fn run(shared: &Shared, jobs: &Receiver<Patching>, stop: &AtomicBool) {
     for mut job in jobs {
         let stopped = || stop.load(Ordering::Relaxed);
         let done = catch_unwind(AssertUnwindSafe(|| job.run(&stopped)));
-        tell(shared, job, done.unwrap_or_else(|_| Err("it cannot be decoded, which is a bug".to_owned())));
+        report(shared, job, done.unwrap_or_else(|_| Err("it cannot be decoded, which is a bug".to_owned())));
     }
 }
 
-fn tell(shared: &Shared, job: Patching, done: Result<Duration, String>) {
+fn report(shared: &Shared, job: Patching, done: Result<Duration, String>) {
     let (model, key) = (job.model.clone(), job.key);
-    shared.tell(&model, key, Outcome::Decoded(Box::new(job), done));
+    shared.report(&model, key, Outcome::Decoded(Box::new(job), done));
 }
 
 impl Drop for Decoder {

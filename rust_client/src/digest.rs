@@ -10,7 +10,7 @@ pub fn layout_id(bytes: &[u8]) -> String {
 }
 
 /// Returns the digest of a version: the SHA-256 of its layout's id, its chunk size, and the
-/// checksums of its chunks. So the checksums suffice, and the data need not be read again.
+/// checksums of its chunks. Since the checksums are known, the data need not be read again.
 pub fn digest(layout_id: &str, chunk_bytes: u64, crcs: &[u32]) -> String {
     digest_by(layout_id, chunk_bytes, crcs.iter().copied())
 }

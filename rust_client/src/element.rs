@@ -55,9 +55,9 @@ bits! {
     F8E4M3(u8),
     /// A power of two, given by 8 bits of exponent.
     F8E8M0(u8),
-    /// As `F8E4M3`, with another bias, no minus zero, and one NaN.
+    /// Like `F8E4M3`, but with another bias, no minus zero, and one NaN.
     F8E4M3Fnuz(u8),
-    /// As `F8E5M2`, with another bias, no minus zero, no infinities, and one NaN.
+    /// Like `F8E5M2`, but with another bias, no minus zero, no infinities, and one NaN.
     F8E5M2Fnuz(u8),
     /// A half-precision float.
     F16(u16),
@@ -69,7 +69,7 @@ bits! {
 
 /// A float that has no type in Rust.
 pub trait SmallFloat: Element {
-    /// Returns the value as an `f32`, which is exact.
+    /// Returns the value as an `f32`, without rounding.
     fn to_f32(self) -> f32;
 }
 

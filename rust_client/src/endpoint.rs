@@ -1,4 +1,5 @@
-//! Addresses, and the data endpoint that belongs to a control address.
+//! Parses addresses, and checks the data endpoint that a publisher names against its control
+//! address.
 
 use crate::error::Error;
 use std::net::IpAddr;
@@ -15,29 +16,30 @@ pub enum Endpoint {
 impl Endpoint {
     /// Parses an address to connect to.
     pub fn parse(address: &str) -> Result<Endpoint, Error> {
-        let odd = || Error::Address {
+        let invalid = || Error::Address {
             address: address.to_owned(),
             text: "this is not an address to connect to; write tcp://HOST:PORT or ipc://PATH".to_owned(),
         };
         if let Some(path) = address.strip_prefix("ipc://") {
             let plain = !path.is_empty() && !path.contains(char::is_whitespace);
-            return if plain { Ok(Endpoint::Ipc(PathBuf::from(path))) } else { Err(odd()) };
+            return if plain { Ok(Endpoint::Ipc(PathBuf::from(path))) } else { Err(invalid()) };
         }
-        let rest = address.strip_prefix("tcp://").ok_or_else(odd)?;
-        let (host, port) = rest.rsplit_once(':').ok_or_else(odd)?;
+        let rest = address.strip_prefix("tcp://").ok_or_else(invalid)?;
+        let (host, port) = rest.rsplit_once(':').ok_or_else(invalid)?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let in_brackets = bare.is_some();
         let host = bare.unwrap_or(host);
         let plain = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c == '/');
         let digits = (1..=5).contains(&port.len()) && port.bytes().all(|c| c.is_ascii_digit());
         if !plain || !digits || (host.contains(':') && !in_brackets) {
-            return Err(odd());
+            return Err(invalid());
         }
-        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(odd)?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(invalid)?;
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
-    /// Returns the addresses in a list. A comma that no address follows belongs to a path.
+    /// Splits a list of addresses at its commas. A comma that is not followed by an address belongs
+    /// to the path before it.
     pub fn addresses_in(list: &str) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         for part in list.split(',') {

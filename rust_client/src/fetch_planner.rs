@@ -1,8 +1,8 @@
 //! Decides when a worker requests the latest version of a model, after a message has named one
 //! (W4).
 //!
-//! After a failure that may not recur, the next try of the version waits for a pause, which doubles
-//! each time.
+//! After a failure that may not recur, the next try of the version waits for a pause. The pause
+//! doubles with each failure.
 
 use crate::effects::Effect;
 use crate::limits::Timing;
@@ -12,13 +12,13 @@ use crate::transfer::{Key, Time};
 use crate::version_store::VersionStore;
 use std::time::Duration;
 
-/// The requests for announcements of one model.
+/// Plans the requests for announcements of one model.
 pub struct FetchPlanner {
     model: String,
     timing: Timing,
     latest_at: Option<Time>, // when the latest announcement was requested
     answered: Option<Time>,  // send time of the last ping that was answered
-    backoff_key: Key,        // version that failed, and is tried again after a pause
+    backoff_key: Key,        // version that failed, and may be tried again after a pause
     backoff_until: Time,     // when that version may be tried again
     backoff_pause: Duration, // the last pause of that version
 }
@@ -64,8 +64,8 @@ impl FetchPlanner {
         now: Time,
         at_once: bool,
     ) -> Vec<Effect> {
-        let asked = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
-        if asked && !at_once {
+        let recent = self.latest_at.map_or(false, |at| now.saturating_sub(at) < self.timing.quiet);
+        if recent && !at_once {
             return Vec::new();
         }
         self.latest_at = Some(now);
@@ -84,7 +84,8 @@ impl FetchPlanner {
         Effect::Send(FromWorker::Fetch(fetch))
     }
 
-    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request (W12).
+    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
+    /// on its way (W12).
     pub fn answered(&mut self, versions: &mut VersionStore, sent_at: Time) {
         self.answered = Some(sent_at);
         if let Some(transfer) = versions.transfer() {
@@ -94,12 +95,13 @@ impl FetchPlanner {
 
     /// True if the layout must be requested again, because the answer is presumed lost (W7).
     pub fn due(&self, now: Time) -> bool {
-        let passed = self.answered > self.latest_at;
-        let patience = if passed { self.timing.patience } else { self.timing.patience_max };
+        let lost = self.answered > self.latest_at; // a later ping was answered
+        let patience = if lost { self.timing.patience } else { self.timing.patience_max };
         self.latest_at.map_or(true, |at| now.saturating_sub(at) >= patience)
     }
 
-    /// Begins a pause before the next try of a version, twice as long as its last one (W36).
+    /// Begins a pause before the next try of a version, twice as long as the version's last pause
+    /// (W36).
     pub fn back_off(&mut self, key: Key, now: Time) {
         let longer = self.backoff_pause.saturating_mul(2).min(self.timing.patience_max);
         self.backoff_pause = if key == self.backoff_key { longer } else { self.timing.patience };
@@ -107,7 +109,8 @@ impl FetchPlanner {
         self.backoff_key = key;
     }
 
-    /// Ends the pause of a version that is no longer available: an older version may be the latest.
+    /// Ends the pause of a version that is no longer available: an older version may be the latest
+    /// version now, which the pause would also delay.
     pub fn end_backoff(&mut self, key: Key) {
         if key == self.backoff_key {
             self.backoff_until = Time::ZERO;

@@ -1,6 +1,6 @@
-//! Reads the fields of an object in JSON one by one, and checks their types and bounds.
+//! Reads the fields of a JSON object one by one, and checks their types and bounds.
 //!
-//! The text of a fault is the end of a sentence that begins with the name of the field.
+//! A fault's text completes a sentence that begins with the name of the field.
 
 use crate::base64;
 use crate::json::{Object, Value};
@@ -47,7 +47,7 @@ impl Fields<'_> {
     }
 }
 
-/// True for a value that may be left out.
+/// True if a value is the default of its type, so that a message may omit it.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -87,13 +87,13 @@ fn string(value: &Value) -> Result<&str, Fault> {
     }
 }
 
-/// Reads a string for which `sound` is true; the fault is `otherwise`.
+/// Reads a string. Returns the fault `fault` unless `is_valid` returns true for the string.
 fn string_that(
     value: &Value,
-    sound: impl Fn(&str) -> bool,
-    otherwise: impl Fn() -> Fault,
+    is_valid: impl Fn(&str) -> bool,
+    fault: impl Fn() -> Fault,
 ) -> Result<String, Fault> {
-    string(value).and_then(|text| if sound(text) { Ok(text.to_owned()) } else { Err(otherwise()) })
+    string(value).and_then(|text| if is_valid(text) { Ok(text.to_owned()) } else { Err(fault()) })
 }
 
 pub fn text(most: usize) -> impl Fn(&Value) -> Result<String, Fault> {
@@ -106,8 +106,8 @@ pub fn name(value: &Value) -> Result<String, Fault> {
 }
 
 pub fn hex(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {
-    let sound = move |text: &str| is_hex(text, digits);
-    move |value| string_that(value, sound, || format!("must be {} hexadecimal digits", digits))
+    let is_valid = move |text: &str| is_hex(text, digits);
+    move |value| string_that(value, is_valid, || format!("must be {} hexadecimal digits", digits))
 }
 
 pub fn hex_or_empty(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {
@@ -116,17 +116,17 @@ pub fn hex_or_empty(digits: usize) -> impl Fn(&Value) -> Result<String, Fault> {
 
 /// Reads a text in base64, without decoding it.
 pub fn base64(most: usize) -> impl Fn(&Value) -> Result<String, Fault> {
-    let sound = move |text: &str| base64::decode(text).map_or(false, |bytes| bytes.len() <= most);
-    move |value| string_that(value, sound, || format!("must be at most {} bytes in base64", most))
+    let is_valid = move |text: &str| base64::decode(text).map_or(false, |bytes| bytes.len() <= most);
+    move |value| string_that(value, is_valid, || format!("must be at most {} bytes in base64", most))
 }
 
-/// Reads a word for a variant of an enum.
+/// Reads a variant of an enum from its name.
 pub fn word<T: DeserializeOwned>(value: &Value) -> Result<T, Fault> {
     let word: StrDeserializer<Error> = string(value)?.into_deserializer();
     T::deserialize(word).map_err(|_| "is an unknown word".to_owned())
 }
 
-/// Reads a word for a variant of an enum; `None` for an empty text.
+/// Reads a variant of an enum from its name; `None` for an empty text.
 pub fn word_or_empty<T: DeserializeOwned>(value: &Value) -> Result<Option<T>, Fault> {
     if string(value)?.is_empty() {
         Ok(None)

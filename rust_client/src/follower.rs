@@ -1,7 +1,8 @@
-//! The versions of one model of a worker: which are received, staged and applied (`phases.rs`).
+//! The versions of one model of a worker: decides which are received, staged and applied
+//! (`phases.rs`).
 //!
-//! A newer version replaces an older one that is still arriving. After a replacement, the worker
-//! completes the newer version, by fetching, before it begins another one.
+//! A newer version replaces an older one that is still arriving. After such a replacement, the
+//! worker fetches the newer version to its end before it begins another one.
 
 use crate::effects::{Effect, Host};
 use crate::fetch_planner::FetchPlanner;
@@ -25,7 +26,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
+/// Phases of versions in the ready queue, or in a user's thread.
+const HANDED_OVER: [Phase; 2] = [Phase::Ready, Phase::Applying];
 
 /// State of a model. Versions are pairs of epoch and number.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,7 +50,7 @@ pub struct ModelState {
 /// One model of one worker.
 pub struct Follower {
     model: String,
-    shared: bool, // versions are read from shared memory: nothing needs to be pushed
+    shared: bool, // versions are read from shared memory: no chunk needs to be pushed
     host: Arc<dyn Host>,
     timing: Timing,
     versions: VersionStore,
@@ -58,7 +60,7 @@ pub struct Follower {
     patches: Patches,
     epoch: u64,             // greatest epoch of which bytes were written into the model
     torn_applies: u32,      // failed half-way applies in a row: unless 0, no version runs
-    network_only: Key,      // the version to fetch although its segment is announced
+    network_only: Key,      // the version to receive over the network, although it is in shared memory
     failed: Option<Failed>, // last failure, until another version is begun
     leases: u64,            // ids issued so far
 }
@@ -83,7 +85,7 @@ impl Follower {
         }
     }
 
-    /// Sets the number of tensors of the model here.
+    /// Sets the number of tensors that the user's model has.
     pub fn expect_tensors(&mut self, count: usize) {
         self.acceptance.expect_tensors(count);
     }
@@ -95,17 +97,17 @@ impl Follower {
     }
 
     /// Accepts only sealed versions from now on.
-    pub fn take_sealed(&mut self) {
-        self.acceptance.take_sealed();
+    pub fn require_sealed(&mut self) {
+        self.acceptance.require_sealed();
     }
 
     /// Accepts patches from now on.
-    pub fn take_patches(&mut self) {
-        self.patches.take();
+    pub fn accept_patches(&mut self) {
+        self.patches.accept();
     }
 
     /// True if patches are accepted.
-    pub fn takes_patches(&self) -> bool {
+    pub fn accepts_patches(&self) -> bool {
         self.patches.accepted()
     }
 
@@ -131,7 +133,8 @@ impl Follower {
         ModelState {
             running: key(Phase::Running),
             metadata: metadata.unwrap_or_default(),
-            arriving: transfer.map(|transfer| (transfer.key(), transfer.here() as u64, transfer.count())),
+            arriving: transfer
+                .map(|transfer| (transfer.key(), transfer.chunks_received() as u64, transfer.count())),
             staged: key(Phase::Staged),
             ready: key(Phase::Ready).max(key(Phase::Applying)),
             torn: self.torn_applies > 0,
@@ -145,8 +148,8 @@ impl Follower {
         self.planner.hear_of(&self.versions, epoch, version, now)
     }
 
-    /// Handles an announcement, with its layout if the message has the layout. `pushed` is true if
-    /// the message came over the data connection, so that chunks may be pushed.
+    /// Handles an announcement. `layout` is the version's layout, if the message has it. `pushed`
+    /// is true if the message came over the data connection, so that chunks may be pushed.
     pub fn announced(
         &mut self,
         announce: Announce,
@@ -163,7 +166,7 @@ impl Follower {
             return Vec::new();
         }
         let catching_up = self.versions.mode() == Mode::CatchingUp;
-        if let Some(arriving) = self.versions.at_mut(Phase::Arriving) {
+        if let Some(arriving) = self.versions.in_phase_mut(Phase::Arriving) {
             if key == arriving.key() && arriving.update_announcement(&announce) {
                 return Vec::new();
             }
@@ -183,10 +186,10 @@ impl Follower {
             });
             return self.fail(key, fault, now);
         }
-        let follows = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
-        self.versions.expect(announce);
+        let chunks_follow = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
+        self.versions.add_announced(announce);
         let mut effects = self.begin(now);
-        if let Some(transfer) = self.versions.arriving(key).filter(|_| !follows) {
+        if let Some(transfer) = self.versions.arriving(key).filter(|_| !chunks_follow) {
             transfer.pull();
             effects.extend(self.pull(key, now));
         }
@@ -214,14 +217,14 @@ impl Follower {
     /// Handles a rename of the running version: a newer version has the same bytes, so nothing is
     /// fetched or applied.
     ///
-    /// The rename is ignored while a user's thread has another version, which it may be writing
-    /// into the model.
+    /// The rename is ignored while another version is ready or being applied: the user's thread may
+    /// be writing this version into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
-        let busy = self.versions.all(&AT_THE_USERS).next().is_some();
-        let begun = self.versions.in_phase(Phase::Arriving).map_or((0, 0), VersionEntry::key);
+        let handed_over = self.versions.all(&HANDED_OVER).next().is_some();
+        let arriving = self.versions.in_phase(Phase::Arriving).map_or((0, 0), VersionEntry::key);
         let same = self.running().as_ref() == Some(&rename.was);
-        if !same || busy || key <= self.versions.newest() || key < begun {
+        if !same || handed_over || key <= self.versions.newest() || key < arriving {
             return Vec::new();
         }
         self.versions.apply_event_where(Event::Newer, |entry| entry.phase() != Phase::Running);
@@ -249,7 +252,7 @@ impl Follower {
             Some(layout) => layout,
             None => return self.planner.layout(key, now),
         };
-        self.versions.knows(layout.clone());
+        self.versions.set_layout(layout.clone());
         let segment = self.segment(&announce);
         self.versions.resolve(if segment.is_some() { LackEvent::Located } else { LackEvent::Known });
         match segment {
@@ -357,10 +360,10 @@ impl Follower {
         };
         let sources = jobs.into_iter().map(Effect::FetchFromSource);
         let key = transfer.key();
-        self.versions.begun(transfer, local);
+        self.versions.begin_transfer(transfer, local);
         self.forget_failure();
-        let planner = self.pull(key, now);
-        sources.chain(listening).chain(planner).collect()
+        let fetches = self.pull(key, now);
+        sources.chain(listening).chain(fetches).collect()
     }
 
     /// Handles a chunk from a source (N1).
@@ -377,8 +380,8 @@ impl Follower {
         }
     }
 
-    /// Handles the end of a source's job; `done` is the reason if chunks are lacking. These are
-    /// fetched from the publisher (N3).
+    /// Handles the end of a source's job. If the source has not sent all chunks, `done` has the
+    /// reason, and the missing chunks are fetched from the publisher (N3).
     pub fn source_over(
         &mut self,
         key: Key,
@@ -422,8 +425,8 @@ impl Follower {
         }
     }
 
-    /// Changes whether the model receives pushed chunks. If it receives them again and `now` is
-    /// given, requests the latest version, too.
+    /// Changes the mode, and with it whether the model receives pushed chunks. If the model
+    /// receives them again and `now` is given, also requests the latest version.
     fn change_mode(&mut self, event: ModeEvent, now: Option<Time>) -> Vec<Effect> {
         if !self.versions.change_mode(event) {
             return Vec::new();
@@ -453,12 +456,12 @@ impl Follower {
 
     // Chunks.
 
-    /// Leases the place in the buffer for a chunk whose payload is about to be received. Returns
-    /// the id of the lease, or `None` if the chunk is not wanted.
-    pub fn place(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
+    /// Leases the buffer space of a chunk whose payload is about to be received. Returns the id of
+    /// the lease, or `None` if the chunk is not wanted.
+    pub fn lease(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
         let transfer = self.versions.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
         self.leases += 1;
-        transfer.lend(piece.index, size, self.leases, opening).then_some(self.leases)
+        transfer.lease(piece.index, size, self.leases, opening).then_some(self.leases)
     }
 
     /// True if this version is arriving.
@@ -466,8 +469,8 @@ impl Follower {
         self.versions.in_phase(Phase::Arriving).map_or(false, |entry| entry.key() == key)
     }
 
-    /// Returns the subject that seals the chunks of this version, or of this patch; `None` if that
-    /// version or patch is not arriving.
+    /// Returns the subject under which the chunks of this version, or of this patch, are sealed.
+    /// Returns `None` if that version or patch is not arriving.
     pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
         let entry = self.versions.in_phase(Phase::Arriving).filter(|entry| entry.key() == key)?;
         let transfer = entry.transfer().filter(|transfer| transfer.is_of(patch))?;
@@ -517,7 +520,8 @@ impl Follower {
         effects
     }
 
-    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request (W12).
+    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
+    /// on its way (W12).
     pub fn answered(&mut self, sent_at: Time) {
         self.planner.answered(&mut self.versions, sent_at);
     }
@@ -529,6 +533,7 @@ impl Follower {
         }
     }
 
+    /// Returns the fetches that the arriving version wants to send now.
     fn pull(&mut self, key: Key, now: Time) -> Vec<Effect> {
         self.versions.arriving(key).map_or_else(Vec::new, |transfer| reports::fetches(transfer, now))
     }
@@ -555,7 +560,7 @@ impl Follower {
 
     /// Stages the arriving version, and commits it unless it waits for a commit message.
     fn stage(&mut self, now: Time) -> Vec<Effect> {
-        self.versions.whole(self.patches.accepted());
+        self.versions.stage_arriving(self.patches.accepted());
         let mut effects = reports::staged(&self.versions, &[Phase::Staged]);
         let staged = self.versions.in_phase(Phase::Staged);
         if staged.map_or(false, |entry| entry.announce().commit != AnnounceCommit::Together) {
@@ -565,21 +570,23 @@ impl Follower {
         effects
     }
 
-    /// Makes the staged version ready; if it has companions, once these are here, too (C2).
+    /// Makes the staged version ready. If the version has companions, only records the commit,
+    /// since all of them become ready at once (C2).
     fn commit(&mut self) -> Vec<Effect> {
-        if self.versions.hold() {
+        if self.versions.await_companions() {
             return Vec::new();
         }
         self.versions.commit().map(Effect::Ready).into_iter().collect()
     }
 
-    /// Returns the committed version that waits for its companions, and their numbers by model.
-    pub fn held(&self) -> Option<(Key, &BTreeMap<String, u64>)> {
-        self.versions.held().map(|entry| (entry.key(), &entry.announce().companions))
+    /// Returns the committed version that waits for its companions, and the numbers of these
+    /// companions by model.
+    pub fn awaiting_companions(&self) -> Option<(Key, &BTreeMap<String, u64>)> {
+        self.versions.awaiting_companions().map(|entry| (entry.key(), &entry.announce().companions))
     }
 
     /// True if this version or a newer one is ready or runs.
-    pub fn offers(&self, key: Key) -> bool {
+    pub fn has_at_least(&self, key: Key) -> bool {
         self.versions.all(&[Phase::Ready, Phase::Running]).any(|entry| entry.key() >= key)
     }
 
@@ -612,14 +619,14 @@ impl Follower {
         effects
     }
 
-    /// Handles a refusal: the publisher no longer has this version. Version 0 stands for all
-    /// announced ones, epoch 0 for all epochs.
+    /// Handles a refusal: the publisher no longer has this version. Version 0 stands for every
+    /// announced version, and epoch 0 for every epoch.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let arriving = self.versions.in_phase(Phase::Arriving).map(VersionEntry::key);
         self.planner.end_backoff((epoch, version));
         self.versions.apply_event_where(Event::Gone, |entry| {
             let named = version == entry.key().1 || (version == 0 && entry.phase() == Phase::Announced);
-            named && (epoch == 0 || epoch == entry.key().0) // else an older publisher's message
+            named && (epoch == 0 || epoch == entry.key().0) // else it concerns an older publisher
         });
         match arriving {
             Some((epoch, _)) if self.versions.in_phase(Phase::Arriving).is_none() => {
@@ -636,8 +643,9 @@ impl Follower {
 
     // The session.
 
-    /// Handles the start of a session with a publisher whose latest version is this one. If
-    /// versions will come over the network, reserves a buffer of `nbytes`, their expected size.
+    /// Handles the start of a session with a publisher whose latest version is this one. Unless
+    /// versions are read from shared memory (`shared`), reserves a buffer of `nbytes`, their
+    /// expected size.
     pub fn reconnected(
         &mut self,
         (epoch, version): Key,
@@ -689,7 +697,7 @@ impl Follower {
         self.versions.set_patch_base(digest, base, note); // D3
         let mut effects: Vec<Effect> = self.report_running(key).into_iter().collect();
         if matches!(self.leased().and_then(|transfer| transfer.builds_on()), Some(Bytes::Model(_))) {
-            let why = "another version runs by now, in the place of its base";
+            let why = "another version runs now, and has overwritten the patch's base";
             effects.extend(self.patches.give_up(&mut self.versions, None, why, now));
         }
         effects.extend(self.resume(now));
@@ -713,7 +721,7 @@ impl Follower {
             self.torn_applies += 1;
             self.epoch = self.epoch.max(key.0);
         }
-        self.note(key, "apply", text);
+        self.record_failure(key, "apply", text);
         let mut effects: Vec<Effect> = self.failure().into_iter().collect();
         effects.extend(self.resume(now));
         effects
@@ -727,7 +735,7 @@ impl Follower {
             return Vec::new();
         }
         self.planner.back_off(key, now);
-        self.note(key, "no-memory", text);
+        self.record_failure(key, "no-memory", text);
         let mut effects: Vec<Effect> = self.failure().into_iter().collect();
         effects.extend(self.resume(now));
         effects
@@ -749,18 +757,18 @@ impl Follower {
         }
     }
 
-    /// Returns the reports to the publisher and the user that a version is not accepted, now or in
-    /// this session.
+    /// Returns the reports to the publisher and the user that a version is not accepted: for now if
+    /// the failure may not recur, otherwise in this session.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
             self.planner.back_off(key, now);
         }
-        self.note(key, code, &text);
+        self.record_failure(key, code, &text);
         let rejected = Effect::Rejected { model: self.model.clone(), key, code, text };
         self.failure().into_iter().chain([rejected]).collect()
     }
 
-    fn note(&mut self, (epoch, version): Key, code: &str, text: &str) {
+    fn record_failure(&mut self, (epoch, version): Key, code: &str, text: &str) {
         let text = text.chars().take(TEXT_MAX).collect();
         let (model, code, intact) = (self.model.clone(), code.to_owned(), true);
         self.failed = Some(Failed { model, epoch, version, code, text, intact, ..Default::default() });
@@ -783,7 +791,7 @@ impl Follower {
 
     /// Handles a version that was replaced by a newer one before it was applied.
     pub fn dropped(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        let replaced = |entry: &VersionEntry| entry.key() == key && AT_THE_USERS.contains(&entry.phase());
+        let replaced = |entry: &VersionEntry| entry.key() == key && HANDED_OVER.contains(&entry.phase());
         if self.versions.apply_event_where(Event::Newer, replaced) {
             self.resume(now)
         } else {
@@ -791,7 +799,7 @@ impl Follower {
         }
     }
 
-    /// Begins the announced version that waits for a buffer, if a buffer is free now.
+    /// Begins to receive the announced version that waits for a buffer, if a buffer is free now.
     fn resume(&mut self, now: Time) -> Vec<Effect> {
         if self.versions.in_phase(Phase::Arriving).is_some() {
             return Vec::new();
@@ -839,7 +847,7 @@ impl Follower {
 
     /// Returns all reports again, in case one was lost.
     pub fn repeat(&self) -> Vec<Effect> {
-        reports::standing(&self.versions, self.failure()) // W17
+        reports::current(&self.versions, self.failure()) // W17
     }
 }
 
@@ -886,7 +894,7 @@ mod tests {
             other => panic!("{:?}", other),
         };
         follower.torn_applies = 1;
-        follower.note((7, 5), "apply", "it failed half-way");
+        follower.record_failure((7, 5), "apply", "it failed half-way");
         assert!(!intact(&follower));
         follower.report_running((7, 4)); // an older one, which was meant for all
         assert!(intact(&follower));

@@ -14,7 +14,7 @@ pub const COMMAND: u8 = 4;
 pub const GREETING_BYTES: usize = 64;
 const PING_CONTEXT_MAX: usize = 16; // bytes of a PING that are sent back, by RFC 37
 
-/// Returns a ZMTP 3.0 greeting. `keyed` is true with keys, `server` on the side that binds.
+/// Returns a ZMTP 3.0 greeting. `keyed` is true for CURVE, and `server` for the side that binds.
 pub fn greeting(keyed: bool, server: bool) -> Vec<u8> {
     let mut greeting = vec![0; GREETING_BYTES];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -33,8 +33,8 @@ pub fn mechanism(keyed: bool) -> [u8; 20] {
 /// Returns the security mechanism in the peer's greeting; `None` if the greeting is incomplete.
 /// Returns an error at the first byte that cannot belong to a greeting of ZMTP 3.
 pub fn greeted(bytes: &[u8]) -> io::Result<Option<&[u8]>> {
-    let odd = |at: usize, right: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !right(byte));
-    if odd(0, |byte| byte == 0xff) || odd(9, |byte| byte == 0x7f) || odd(10, |byte| byte >= 3) {
+    let invalid = |at: usize, valid: fn(u8) -> bool| bytes.get(at).map_or(false, |&byte| !valid(byte));
+    if invalid(0, |byte| byte == 0xff) || invalid(9, |byte| byte == 0x7f) || invalid(10, |byte| byte >= 3) {
         return fault("it does not speak ZMTP 3");
     }
     Ok(bytes.get(..GREETING_BYTES).map(|greeting| &greeting[12..32]))
@@ -61,7 +61,8 @@ pub struct FrameHead {
     pub size: usize, // bytes of the body
 }
 
-/// Returns the head of a frame; `None` if it is incomplete. The body may have `size_max` bytes.
+/// Returns the head of a frame; `None` if the head is incomplete. Returns an error if the body has
+/// more than `size_max` bytes.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {
@@ -90,7 +91,7 @@ pub fn fault<T>(text: &str) -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
-/// Returns the answer to a command, if it is a PING.
+/// Returns the PONG that answers a command; `None` if the command is not a PING.
 pub fn pong(command: &[u8]) -> Option<Vec<u8>> {
     let ping = command.strip_prefix(b"\x04PING")?;
     let context = ping.get(2..ping.len().min(2 + PING_CONTEXT_MAX)).unwrap_or_default();

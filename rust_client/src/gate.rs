@@ -10,41 +10,42 @@ use std::time::Instant;
 
 /// State of a call.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Fate {
+pub enum CallState {
     UnderWay,
     Returned,
     Overdue,
 }
 
-/// A call of a user's function, which must return by `by`. Its state changes once: to `Returned` or
-/// to `Overdue`.
+/// A call of a user's function, which must return by its deadline. Its state changes once: to
+/// `Returned` or to `Overdue`.
 pub struct Call {
-    by: Instant,
-    fate: Mutex<Fate>,
+    deadline: Instant,
+    state: Mutex<CallState>,
 }
 
 impl Call {
-    pub fn new(by: Instant) -> Call {
-        Call { by, fate: Mutex::new(Fate::UnderWay) }
+    pub fn new(deadline: Instant) -> Call {
+        Call { deadline, state: Mutex::new(CallState::UnderWay) }
     }
 
     /// Returns the state of the call, which becomes overdue at its deadline.
-    pub fn fate(&self) -> Fate {
-        let late = Instant::now() >= self.by;
-        self.settle(if late { Fate::Overdue } else { Fate::UnderWay })
+    pub fn state(&self) -> CallState {
+        let overdue = Instant::now() >= self.deadline;
+        self.settle(if overdue { CallState::Overdue } else { CallState::UnderWay })
     }
 
     /// Records that the call has returned. Returns true if it returned in time.
     pub fn returned(&self) -> bool {
-        self.settle(Fate::Returned) == Fate::Returned
+        self.settle(CallState::Returned) == CallState::Returned
     }
 
-    fn settle(&self, now: Fate) -> Fate {
-        let mut fate = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
-        if *fate == Fate::UnderWay {
-            *fate = now;
+    /// Changes the state to `new`, unless the call is no longer under way. Returns the state.
+    fn settle(&self, new: CallState) -> CallState {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == CallState::UnderWay {
+            *state = new;
         }
-        *fate
+        *state
     }
 }
 
@@ -53,8 +54,8 @@ impl Call {
 enum Writer {
     #[default]
     Absent,
-    Writes,
-    Calls(Arc<Call>),
+    Writing,
+    Calling(Arc<Call>),
 }
 
 #[derive(Default)]
@@ -68,7 +69,7 @@ struct State {
 #[derive(Default)]
 pub struct Gate {
     state: Mutex<State>,
-    moved: Condvar,
+    changed: Condvar,
 }
 
 impl Gate {
@@ -80,9 +81,9 @@ impl Gate {
         match until {
             Some(until) => {
                 let time = until.saturating_duration_since(Instant::now());
-                self.moved.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+                self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
             }
-            None => self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
         }
     }
 
@@ -92,8 +93,8 @@ impl Gate {
         loop {
             let until = match &state.writer {
                 Writer::Absent if state.writers_waiting == 0 => break,
-                Writer::Calls(call) if call.fate() == Fate::Overdue => break,
-                Writer::Calls(call) => Some(call.by),
+                Writer::Calling(call) if call.state() == CallState::Overdue => break,
+                Writer::Calling(call) => Some(call.deadline),
                 _ => None,
             };
             state = self.wait(state, until);
@@ -102,9 +103,9 @@ impl Gate {
         Reader(self)
     }
 
-    /// Waits for read access, with priority over waiting writers, and returns it: for a short read.
-    /// Returns `None` if a writer is still active at the deadline.
-    pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
+    /// Waits for read access, with priority over waiting writers, and returns it. The caller must
+    /// read only for a short time. Returns `None` if a writer is still active at the deadline.
+    pub fn read_first(&self, deadline: Instant) -> Option<Reader<'_>> {
         let mut state = self.state();
         while !matches!(state.writer, Writer::Absent) {
             if Instant::now() >= deadline {
@@ -124,30 +125,30 @@ impl Gate {
         while state.readers > 0 || !matches!(state.writer, Writer::Absent) {
             if Instant::now() >= deadline || !wanted() {
                 state.writers_waiting -= 1;
-                self.moved.notify_all();
+                self.changed.notify_all();
                 return None;
             }
             state = self.wait(state, Some(deadline));
         }
         state.writers_waiting -= 1;
-        state.writer = Writer::Writes;
+        state.writer = Writer::Writing;
         Some(Pass(self))
     }
 
     /// Makes waiting writers call `wanted` again.
     pub fn wake(&self) {
         drop(self.state()); // a writer that has just called `wanted` is waiting by now
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
     fn set(&self, writer: Writer) {
         self.state().writer = writer;
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
     /// True if a call of the user's function has exceeded its deadline and still runs.
     pub fn is_overdue(&self) -> bool {
-        matches!(&self.state().writer, Writer::Calls(call) if call.fate() == Fate::Overdue)
+        matches!(&self.state().writer, Writer::Calling(call) if call.state() == CallState::Overdue)
     }
 }
 
@@ -157,7 +158,7 @@ pub struct Reader<'a>(&'a Gate);
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
         self.0.state().readers -= 1;
-        self.0.moved.notify_all();
+        self.0.changed.notify_all();
     }
 }
 
@@ -167,13 +168,13 @@ pub struct Pass<'a>(&'a Gate);
 impl Pass<'_> {
     /// Begins a call of the user's function. Nothing is written during the call, and readers wait
     /// until the call ends or exceeds its deadline.
-    pub fn calls(&self, call: &Arc<Call>) {
-        self.0.set(Writer::Calls(call.clone()));
+    pub fn begin_call(&self, call: &Arc<Call>) {
+        self.0.set(Writer::Calling(call.clone()));
     }
 
     /// Ends the call.
-    pub fn writes(&self) {
-        self.0.set(Writer::Writes);
+    pub fn end_call(&self) {
+        self.0.set(Writer::Writing);
     }
 }
 

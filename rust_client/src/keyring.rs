@@ -1,9 +1,9 @@
 //! The group keys of a worker's session, which decrypt sealed messages. Messages in the clear are
 //! ignored.
 //!
-//! A session has two keys during a rotation, and forgets the older key soon after. Each group key
-//! counts its sealed messages, without chunks, and each of these messages has its number (`count`).
-//! A message whose `count` is not above the last `count` of the key is a replay.
+//! A session has two keys during a rotation, and forgets the older key soon after. The messages
+//! that are sealed with a group key are numbered (`count`), except chunks. A message whose `count`
+//! is not above the highest accepted `count` of its key is a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;
@@ -13,16 +13,16 @@ use crate::sealing::{nonce_of, GroupKey, Opening, Secret, Subject, CHUNK, LAYOUT
 use crate::transfer::Time;
 use std::convert::TryInto;
 
-struct HeldKey {
+struct CountedKey {
     key: GroupKey,
-    count: u64, // highest count of a decrypted message
+    count: u64, // highest count of an accepted message
 }
 
 /// The group keys of one worker, which accepts only sealed messages.
 #[derive(Default)]
 pub struct Keyring {
-    held: Vec<HeldKey>,                      // newest last
-    old_keys_expire_at: Option<Time>,        // when the older key is forgotten
+    group_keys: Vec<CountedKey>,             // newest last
+    old_keys_expire_at: Option<Time>,        // when all keys but the newest are forgotten
     last: Option<(String, Vec<u8>, Secret)>, // the last version key that was used
     key_missing: bool,                       // a message needed an unknown key
 }
@@ -32,28 +32,28 @@ impl Keyring {
     ///
     /// A key that was known before keeps its count, so that replays are ignored.
     pub fn begin(&mut self, keys: &[String], until: Time) {
-        let before = std::mem::take(&mut self.held);
+        let before = std::mem::take(&mut self.group_keys);
         self.old_keys_expire_at = None;
         self.add(keys, until);
-        for held in &mut self.held {
+        for held in &mut self.group_keys {
             held.count = before.iter().find(|old| old.key.id == held.key.id).map_or(0, |old| old.count);
         }
     }
 
-    /// Adds keys, the newest last. The keys before the newest stay valid until `until`. A key that is
-    /// listed before a known key is older and has expired. Such a key is not added again: otherwise
-    /// replays under that key would be accepted.
+    /// Adds keys, the newest last. The keys before the newest stay valid until `until`. A key that
+    /// is listed before a known key is older, and has expired if it is not known. Such a key is not
+    /// added again: otherwise replays under that key would be accepted.
     pub fn add(&mut self, keys: &[String], until: Time) {
         let given: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
-        let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
+        let has = |key: &GroupKey| self.group_keys.iter().any(|held| held.key.id == key.id);
         let older = given.iter().rposition(has).map_or(0, |at| at + 1);
         for key in given.into_iter().skip(older) {
-            if self.held.iter().all(|held| held.key.id != key.id) {
-                self.old_keys_expire_at = if self.held.is_empty() { None } else { Some(until) };
-                self.held.push(HeldKey { key, count: 0 }); // E6
+            if self.group_keys.iter().all(|held| held.key.id != key.id) {
+                self.old_keys_expire_at = if self.group_keys.is_empty() { None } else { Some(until) };
+                self.group_keys.push(CountedKey { key, count: 0 }); // E6
             }
         }
-        self.keep(GROUP_KEYS_MAX);
+        self.keep_newest(GROUP_KEYS_MAX);
         self.key_missing = false;
     }
 
@@ -61,31 +61,31 @@ impl Keyring {
     pub fn expire(&mut self, now: Time) {
         if self.old_keys_expire_at.map_or(false, |at| now >= at) {
             self.old_keys_expire_at = None;
-            self.keep(1);
+            self.keep_newest(1);
         }
     }
 
     /// True if a message needed an unknown key, and no keys have arrived since.
-    pub fn lacks(&self) -> bool {
+    pub fn lacks_key(&self) -> bool {
         self.key_missing
     }
 
-    fn keep(&mut self, count: usize) {
-        self.held.drain(..self.held.len().saturating_sub(count));
+    fn keep_newest(&mut self, count: usize) {
+        self.group_keys.drain(..self.group_keys.len().saturating_sub(count));
         self.last = None; // the key in `last` may be derived from a forgotten one
     }
 
     fn find(&mut self, id: &str) -> Option<usize> {
-        let found = self.held.iter().position(|held| held.key.id == id);
+        let found = self.group_keys.iter().position(|held| held.key.id == id);
         self.key_missing |= found.is_none();
         found
     }
 
-    /// Returns a published message, decrypted. Returns `None` for a message that is not authentic,
-    /// or is in the clear.
+    /// Returns a published message, decrypted; a sealed chunk is returned as it is. Returns `None`
+    /// for a message that is not authentic or not new, or is in the clear.
     ///
-    /// With `counts`, the message is accepted only once. Without `counts`, only its header has been
-    /// received, and it is passed again later.
+    /// With `counts`, the message is not accepted again. Without `counts`, only its header has been
+    /// received, and the caller passes the message again once it is complete.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -107,7 +107,7 @@ impl Keyring {
         counts: bool,
     ) -> Option<FromPublisher> {
         let at = self.find(&sealed.key)?;
-        let held = &mut self.held[at];
+        let held = &mut self.group_keys[at];
         if sealed.count <= held.count {
             return None; // E5
         }
@@ -148,7 +148,8 @@ impl Keyring {
         let at = self.find(key)?;
         let names = subject.names();
         let known = self.last.as_ref().filter(|(id, of, _)| id == key && *of == names);
-        let secret = known.map_or_else(|| self.held[at].key.version_key(subject), |(.., secret)| *secret);
+        let secret =
+            known.map_or_else(|| self.group_keys[at].key.version_key(subject), |(.., secret)| *secret);
         self.last = Some((key.to_owned(), names, secret));
         let bound = subject.associated(purpose, index, size as u64);
         let tag = bytes_of_hex(tag).try_into().ok()?;
@@ -182,13 +183,13 @@ mod tests {
         keyring.add(&[key(1)], seconds(10));
         keyring.add(&[key(1)], seconds(20)); // the same again
         keyring.expire(seconds(9));
-        assert!(has(&mut keyring, 0) && has(&mut keyring, 1) && !keyring.lacks());
+        assert!(has(&mut keyring, 0) && has(&mut keyring, 1) && !keyring.lacks_key());
         keyring.expire(seconds(10));
         assert!(!has(&mut keyring, 0) && has(&mut keyring, 1));
-        assert!(keyring.lacks(), "somebody has asked for the older one");
-        assert!(keyring.lacks(), "and again, where no hello could be said");
+        assert!(keyring.lacks_key(), "somebody has asked for the older one");
+        assert!(keyring.lacks_key(), "and again, where no hello could be said");
         keyring.add(&[key(1)], seconds(20));
-        assert!(!keyring.lacks(), "keys were given");
+        assert!(!keyring.lacks_key(), "keys were given");
     }
 
     #[test]
@@ -196,13 +197,17 @@ mod tests {
         let mut keyring = Keyring::default();
         keyring.begin(&[key(0)], seconds(5));
         keyring.add(&[key(0), key(1)], seconds(10));
-        keyring.held[1].count = 7;
+        keyring.group_keys[1].count = 7;
         keyring.expire(seconds(10));
         keyring.add(&[key(0), key(1)], seconds(20));
         keyring.expire(seconds(20));
         assert!(has(&mut keyring, 1) && !has(&mut keyring, 0));
         keyring.add(&[key(0), key(1)], seconds(30));
-        assert_eq!(keyring.held.iter().map(|held| held.count).collect::<Vec<_>>(), [7], "replays count");
+        assert_eq!(
+            keyring.group_keys.iter().map(|held| held.count).collect::<Vec<_>>(),
+            [7],
+            "replays count"
+        );
         keyring.add(&[key(0), key(2)], seconds(40)); // neither is known: their order decides
         assert!(has(&mut keyring, 0) && has(&mut keyring, 2) && !has(&mut keyring, 1));
         keyring.expire(seconds(40));
@@ -220,7 +225,7 @@ mod tests {
         assert!(!has(&mut keyring, 0) && has(&mut keyring, 1));
         assert!(keyring.last.is_none(), "a key that was derived from it");
         keyring.begin(&[key(0), key(0)], seconds(5));
-        assert_eq!(keyring.held.len(), 1, "told twice");
+        assert_eq!(keyring.group_keys.len(), 1, "told twice");
     }
 
     #[test]
@@ -235,11 +240,11 @@ mod tests {
     fn a_count_goes_on_in_the_next_session_under_the_same_key_alone() {
         let mut keyring = Keyring::default();
         keyring.begin(&[key(0)], seconds(5));
-        keyring.held[0].count = 7;
+        keyring.group_keys[0].count = 7;
         keyring.begin(&[key(1), key(0)], seconds(5));
-        assert_eq!(keyring.held.iter().map(|held| held.count).collect::<Vec<_>>(), [0, 7]);
+        assert_eq!(keyring.group_keys.iter().map(|held| held.count).collect::<Vec<_>>(), [0, 7]);
         keyring.begin(&[key(1)], seconds(5));
         keyring.begin(&[key(0)], seconds(5));
-        assert_eq!(keyring.held[0].count, 0, "it was forgotten with its key");
+        assert_eq!(keyring.group_keys[0].count, 0, "it was forgotten with its key");
     }
 }

@@ -1,5 +1,5 @@
-//! A worker's keys, in the format of `weightbus keygen`: one small JSON file. A publisher's keys
-//! are in `publisher/keys.rs`.
+//! Reads a worker's keys from a file of `weightbus keygen`: one small JSON object. A publisher's
+//! keys are in `publisher/keys.rs`.
 
 use crate::curve;
 use crate::error::Error;
@@ -42,8 +42,8 @@ impl WorkerKeys {
         parse(&json, &file.display().to_string())
     }
 
-    /// Reads the key file of each of `count` addresses, or the one file or folder for all. The paths
-    /// are separated by commas; an empty path stands for no keys.
+    /// Reads the key file of each of `count` addresses, or the one file or folder for all. The
+    /// paths are separated by commas; an empty path stands for no keys.
     pub(crate) fn read_all(path: &Path, name: Option<&str>, count: usize) -> Result<Vec<WorkerKeys>, Error> {
         let bytes = path.as_os_str().as_bytes();
         if bytes.is_empty() {
@@ -59,7 +59,7 @@ impl WorkerKeys {
     /// Parses the content of a worker's key file, for users who store secrets in another way.
     pub fn from_json(json: &str) -> Result<WorkerKeys, Error> {
         check_curve()?;
-        parse(json.as_bytes(), "what was given for keys")
+        parse(json.as_bytes(), "the given text")
     }
 
     /// Returns the worker's name; a `*` in it stands for any characters.
@@ -82,11 +82,11 @@ fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
 }
 
 /// Returns an error if `path` is the content of a key file instead of a path. The error text does
-/// not contain it.
+/// not contain the content, since that is secret.
 pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
     if path.to_string_lossy().trim_start().starts_with('{') {
         let text =
-            "keys: the path of a file is expected, not what stands in it (WorkerKeys::from_json takes that)";
+            "keys: the path of a file is expected, not its content (WorkerKeys::from_json accepts the content)";
         return Err(Error::Keys(text.to_owned()));
     }
     Ok(())
@@ -108,8 +108,8 @@ impl Unread {
     }
 }
 
-/// Returns the content of a key file. Fails if all users can read a `secret` file. Reading any
-/// other file never blocks, even on a pipe.
+/// Returns the content of a key file. If the file is `secret`, fails if all users can access it. If
+/// not, reading never blocks, even on a pipe.
 pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     let unread = |error: io::Error| {
         let gone = error.kind() == io::ErrorKind::NotFound;
@@ -157,10 +157,10 @@ pub(crate) fn check_pair(public: &str, secret: &str, whose: &str) -> Result<(), 
 
 pub(crate) fn name_in(fields: &Fields) -> Result<String, Fault> {
     let name = fields.required("name", text(NAME_MAX))?;
-    if is_form(&name) {
+    if is_pattern(&name) {
         Ok(name)
     } else {
-        Err("\"name\" is not a name, in which one * may stand".to_owned())
+        Err("\"name\" is not a name; it may contain one *".to_owned())
     }
 }
 
@@ -184,20 +184,20 @@ fn is_z85(key: &str) -> bool {
 }
 
 /// True if a text is a name, or a name in which a `*` stands for any characters.
-fn is_form(text: &str) -> bool {
+fn is_pattern(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'*');
     let stars = text.bytes().filter(|&c| c == b'*').count();
     (1..=NAME_MAX).contains(&text.len()) && stars <= 1 && text.bytes().all(plain)
 }
 
-/// True if a key for names of this form, in which a `*` stands for any characters, may be used
-/// under this name.
-pub(crate) fn fits(form: &str, name: &str) -> bool {
-    match form.split_once('*') {
+/// True if a key for this pattern may be used under this name. A `*` in the pattern stands for any
+/// characters.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
         Some((begin, end)) => {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
         }
-        None => name == form,
+        None => name == pattern,
     }
 }
 
@@ -205,26 +205,27 @@ pub(crate) fn fits(form: &str, name: &str) -> bool {
 fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
     let unreadable =
         |error: io::Error| Error::Keys(format!("{} cannot be read: {}", folder.display(), error));
-    let mut forms = Vec::new();
+    let mut patterns = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let file = entry.map_err(unreadable)?.path();
         let stem = file.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
-        if let Some(form) = stem.filter(|stem| !stem.is_empty()).map(|stem| stem.replace('+', "*")) {
-            forms.push((form, file));
+        if let Some(pattern) = stem.filter(|stem| !stem.is_empty()).map(|stem| stem.replace('+', "*")) {
+            patterns.push((pattern, file));
         }
     }
-    forms.sort();
-    let fit: Vec<_> = forms.iter().filter(|(form, _)| name.map_or(true, |name| fits(form, name))).collect();
-    let exact = forms.iter().find(|(form, _)| Some(&form[..]) == name);
-    match (exact, &fit[..]) {
+    patterns.sort();
+    let fitting: Vec<_> =
+        patterns.iter().filter(|(pattern, _)| name.map_or(true, |name| fits(pattern, name))).collect();
+    let exact = patterns.iter().find(|(pattern, _)| Some(&pattern[..]) == name);
+    match (exact, &fitting[..]) {
         (Some((_, file)), _) | (None, [(_, file)]) => Ok(file.clone()),
         _ => Err(Error::Keys(format!(
             "{} has {} files for {} ({} in all): give keys one file, or the name of the worker that it is for; \
              weightbus keygen makes more",
             folder.display(),
-            fit.len(),
+            fitting.len(),
             name.unwrap_or("a worker without a name"),
-            forms.len()
+            patterns.len()
         ))),
     }
 }

@@ -1,7 +1,7 @@
-//! A layout: the tensors of a version, and their positions. It is a safetensors header.
+//! Parses a layout: a safetensors header with the tensors of a version, and their positions.
 //!
 //! `Layout::parse` checks untrusted bytes before any tensor is made of them. Tied tensors are sent
-//! once; their other names are in the metadata, see `Layout::aliases`.
+//! once; their further names are in the metadata, see `Layout::aliases`.
 
 use crate::digest::layout_id;
 use crate::dtype::Dtype;
@@ -38,7 +38,8 @@ pub struct Layout {
     order: Vec<usize>,
 }
 
-/// Metadata key of the order in which the publisher's model has the tensors, as indices of names.
+/// Metadata key of the order of the tensors in the publisher's model. The value lists indices: of
+/// tensors in the data section, and after these of aliases.
 pub(crate) const ORDER: &str = "weightbus.order";
 
 /// Why a layout is invalid.
@@ -62,18 +63,18 @@ impl Layout {
             Ok(entries) => entries,
             Err(error) => return fault(format!("no safetensors header: {}", error)),
         };
-        let tensors = place(entries.tensors)?;
+        let tensors = sorted(entries.tensors)?;
         let metadata = entries.metadata.unwrap_or_default();
         let mut index: HashMap<String, usize> =
             tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
         let aliases: BTreeMap<String, String> = metadata
             .iter()
-            .filter(|(name, kept)| index.contains_key(*kept) && !index.contains_key(*name))
-            .map(|(name, kept)| (name.clone(), kept.clone()))
+            .filter(|(name, tensor)| index.contains_key(*tensor) && !index.contains_key(*name))
+            .map(|(name, tensor)| (name.clone(), tensor.clone()))
             .collect();
-        for (alias, kept) in &aliases {
+        for (alias, tensor) in &aliases {
             check_name(alias)?;
-            let at = index[kept];
+            let at = index[tensor];
             index.insert(alias.clone(), at);
         }
         let nbytes = tensors.last().map_or(0, |tensor| tensor.end);
@@ -105,11 +106,11 @@ impl Layout {
 /// Parses the metadata text of an order. Returns `None` unless the text has each index below `size`
 /// once.
 fn order_of(text: &str, size: usize) -> Option<Vec<usize>> {
-    let mut left = vec![true; size];
+    let mut unseen = vec![true; size];
     let mut order = Vec::with_capacity(size);
     for word in text.split(',') {
         let at: usize = word.parse().ok()?;
-        if at.to_string() != word || !std::mem::replace(left.get_mut(at)?, false) {
+        if at.to_string() != word || !std::mem::replace(unseen.get_mut(at)?, false) {
             return None;
         }
         order.push(at);
@@ -142,7 +143,7 @@ fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
 }
 
 /// Sorts tensors by position, and checks that they cover the data section without gaps.
-fn place(mut tensors: Vec<TensorInfo>) -> Result<Vec<TensorInfo>, LayoutError> {
+fn sorted(mut tensors: Vec<TensorInfo>) -> Result<Vec<TensorInfo>, LayoutError> {
     tensors.sort_by_key(|tensor| (tensor.begin, tensor.end));
     let mut at = 0;
     for tensor in &tensors {
@@ -220,7 +221,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
                 return Err(de::Error::custom(format_args!("more than {} tensors", TENSORS_MAX)));
             }
             if !seen.insert(name.clone()) {
-                return Err(twice(&name));
+                return Err(duplicate_key(&name));
             }
             if name == "__metadata__" {
                 entries.metadata = Some(map.next_value::<Texts>()?.0);
@@ -241,7 +242,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-fn twice<E: de::Error>(key: &str) -> E {
+fn duplicate_key<E: de::Error>(key: &str) -> E {
     E::custom(format_args!("{:?} stands twice; each key may stand once", short(key)))
 }
 
@@ -276,7 +277,7 @@ impl<'de> Visitor<'de> for InfoOf {
                 }
             };
             if again {
-                return Err(twice(&field));
+                return Err(duplicate_key(&field));
             }
         }
         let dtype = dtype.ok_or_else(|| de::Error::missing_field("dtype"))?;
@@ -307,7 +308,7 @@ impl<'de> Visitor<'de> for TextsVisitor {
         let mut texts = BTreeMap::new();
         while let Some((key, text)) = map.next_entry::<String, String>()? {
             if texts.contains_key(&key) {
-                return Err(twice(&key));
+                return Err(duplicate_key(&key));
             }
             texts.insert(key, text);
         }

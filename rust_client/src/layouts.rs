@@ -10,11 +10,11 @@ use crate::sealing::AES_256_GCM;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Why a version is not accepted: a code of `failed`, and a text.
+/// Why a version is not accepted: a code for the `failed` report, and a text.
 pub type Fault = (&'static str, String);
 
 /// A layout that was received, and whether the model here accepts it.
-struct Known {
+struct KnownLayout {
     layout: Arc<Layout>,
     accepted: bool,
 }
@@ -22,8 +22,8 @@ struct Known {
 /// The known layouts of one model, and the limits of its worker.
 pub struct Acceptance {
     bytes_max: u64, // size in bytes of the largest version to accept
-    sealed: bool,   // only sealed versions are accepted, else only clear ones
-    known: VecDeque<Known>,
+    sealed: bool,   // true: only sealed versions are accepted; false: only versions in the clear
+    known: VecDeque<KnownLayout>,
     unfit: VecDeque<(String, Fault)>, // ids of layouts with too many tensors, and their faults
     tensors_max: usize,
 }
@@ -69,7 +69,7 @@ impl Acceptance {
     }
 
     /// Accepts only sealed versions from now on.
-    pub fn take_sealed(&mut self) {
+    pub fn require_sealed(&mut self) {
         self.sealed = true;
     }
 
@@ -103,7 +103,7 @@ impl Acceptance {
         }
         if self.layout(announce).is_none() {
             self.known.truncate(LAYOUTS_KEPT - 1);
-            self.known.push_front(Known { layout: Arc::new(layout), accepted: false });
+            self.known.push_front(KnownLayout { layout: Arc::new(layout), accepted: false });
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Acceptance {
     }
 }
 
-impl Known {
+impl KnownLayout {
     fn fault(&mut self, announce: &Announce, host: &dyn Host) -> Option<Fault> {
         let (announced, found) = (announce.nbytes, self.layout.nbytes);
         if found != announced {

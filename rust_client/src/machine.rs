@@ -1,6 +1,6 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is in a session or outside, and may probe shared memory before a session
+//! A worker is inside or outside a session, and may probe shared memory in between
 //! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
 //! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
 //! a restarted publisher, or joins the publisher at the next of its addresses.
@@ -65,12 +65,12 @@ pub struct WorkerMachine {
     identity: Hello,
     followers: Vec<(Follower, u64)>, // with the expected bytes
     host: Arc<dyn Host>,
-    keyring: Option<Keyring>, // opens sealed versions; None: versions come in the clear
+    keyring: Option<Keyring>, // decrypts sealed versions; None: versions come in the clear
     ages: Ages,
     addresses: Addresses,
     data: String,
     subscribed: bool,
-    heard_at: Time,
+    heard_at: Time, // last message of the session
     hello_at: Option<Time>,
     answered_at: Time,              // last message on the control channel
     unanswered_since: Option<Time>, // first hello or connection change after the last message
@@ -115,16 +115,16 @@ impl WorkerMachine {
         }
     }
 
-    /// Makes the worker accept only sealed messages, since the control connection is encrypted and
-    /// brings keys.
-    pub fn take_sealed(&mut self) {
+    /// Makes the worker accept only sealed messages. The control connection is encrypted, and
+    /// brings the keys.
+    pub fn require_sealed(&mut self) {
         self.keyring = Some(Keyring::default());
-        self.followers.iter_mut().for_each(|(follower, _)| follower.take_sealed());
+        self.followers.iter_mut().for_each(|(follower, _)| follower.require_sealed());
     }
 
     /// Makes the worker accept patches, and announce that in its hello.
-    pub fn take_patches(&mut self) {
-        self.followers.iter_mut().for_each(|(follower, _)| follower.take_patches());
+    pub fn accept_patches(&mut self) {
+        self.followers.iter_mut().for_each(|(follower, _)| follower.accept_patches());
     }
 
     /// Sets the number of control addresses, in order of preference; default: 1.
@@ -160,13 +160,13 @@ impl WorkerMachine {
     }
 
     /// Calls `act` with the follower of a model, if there is one. Returns the effects.
-    fn with(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
+    fn with_follower(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         let mut effects = self.follower_mut(model).map_or_else(Vec::new, act);
         effects.extend(self.complete());
         effects
     }
 
-    /// Makes the committed versions ready whose companions are here.
+    /// Makes every committed version ready that lacks no companion.
     fn complete(&mut self) -> Option<Effect> {
         let mut ready = Companions::awaited(&mut self.followers)?.complete();
         match ready.len() {
@@ -188,7 +188,7 @@ impl WorkerMachine {
         self.unanswered_since = None;
         match message {
             FromPublisher::Welcome(welcome) => self.welcome(welcome, now),
-            message => self.take(message, payload, now, false),
+            message => self.handle(message, payload, now, false),
         }
     }
 
@@ -213,10 +213,10 @@ impl WorkerMachine {
             PublishedPayload::InPlace(Ticket { lease, .. }) => Some(Payload::InPlace(*lease)),
         };
         let message = self.decode(&published.header, published.payload_count);
-        match self.unsealed(message, published.payload_count, true) {
+        match self.unseal(message, published.payload_count, true) {
             Some(FromPublisher::Welcome(_) | FromPublisher::Check(_)) | None => {}
             Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: not authenticated
-            Some(message) => effects.extend(self.take(message, payload, now, true)),
+            Some(message) => effects.extend(self.handle(message, payload, now, true)),
         }
         effects
     }
@@ -227,9 +227,9 @@ impl WorkerMachine {
         message
     }
 
-    /// Returns a published message, opened if it was sealed; `None` if it must be ignored. With
-    /// `counts`, a sealed message that was opened before is ignored.
-    fn unsealed(
+    /// Returns a published message, decrypted if it was sealed; `None` if it must be ignored. For
+    /// `counts`, see `Keyring::published`.
+    fn unseal(
         &mut self,
         message: Option<FromPublisher>,
         payload_count: usize,
@@ -242,7 +242,7 @@ impl WorkerMachine {
     }
 
     /// Handles a decoded message. `pushed` is true if it came over the data connection.
-    fn take(
+    fn handle(
         &mut self,
         message: FromPublisher,
         payload: Option<Payload>,
@@ -260,7 +260,7 @@ impl WorkerMachine {
             return self.refused(refuse, now);
         }
         if !self.in_session() || matches!(message, FromPublisher::SealedMessage(_)) {
-            return Vec::new(); // no session, or a message that could not be opened
+            return Vec::new(); // no session, or a message that could not be decrypted
         }
         if epoch_of(&message) != Some(self.epoch) {
             // The publisher restarted, or our welcome was damaged. The answer to another hello
@@ -276,7 +276,7 @@ impl WorkerMachine {
             FromPublisher::SealedChunk(chunk) if self.keyring.is_some() => {
                 let opening = match payload {
                     Some(Payload::Bytes(bytes)) => self.opening(&chunk, bytes.len()),
-                    _ => None, // the chunk was opened while it was received
+                    _ => None, // the chunk was decrypted while it was received
                 };
                 self.chunk(&chunk.model, piece_of!(chunk), Proof::Sealed(opening), payload, now, pushed)
             }
@@ -286,14 +286,19 @@ impl WorkerMachine {
                 }
                 Vec::new()
             }
-            FromPublisher::End(end) => self.with(&end.model.clone(), |follower| follower.end(end, now)),
-            FromPublisher::Commit(commit) => self.with(&commit.model, |follower| follower.committed(&commit)),
-            FromPublisher::Abort(abort) => self.with(&abort.model, |follower| follower.aborted(&abort, now)),
-            FromPublisher::Beacon(beacon) => {
-                self.with(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now))
+            FromPublisher::End(end) => {
+                self.with_follower(&end.model.clone(), |follower| follower.end(end, now))
             }
+            FromPublisher::Commit(commit) => {
+                self.with_follower(&commit.model, |follower| follower.committed(&commit))
+            }
+            FromPublisher::Abort(abort) => {
+                self.with_follower(&abort.model, |follower| follower.aborted(&abort, now))
+            }
+            FromPublisher::Beacon(beacon) => self
+                .with_follower(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now)),
             FromPublisher::Rename(rename) => {
-                self.with(&rename.model.clone(), |follower| follower.renamed(rename, now))
+                self.with_follower(&rename.model.clone(), |follower| follower.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => {
                 for (follower, _) in &mut self.followers {
@@ -301,7 +306,9 @@ impl WorkerMachine {
                 }
                 self.hear_of(pong.epoch, &pong.models, now)
             }
-            _ => Vec::new(), // handled above, of a feature that is not named, or sealed or clear against E1
+            // Handled above; or part of a feature that this worker does not announce; or sealed or
+            // in the clear although E1 forbids it.
+            _ => Vec::new(),
         }
     }
 
@@ -328,7 +335,7 @@ impl WorkerMachine {
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
-        self.with(&model, |follower| match announce.whole.clone() {
+        self.with_follower(&model, |follower| match announce.whole.clone() {
             Some(whole) => follower.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
             None => follower.announced(announce, bytes, now, pushed),
         })
@@ -344,7 +351,9 @@ impl WorkerMachine {
         pushed: bool,
     ) -> Vec<Effect> {
         match payload {
-            Some(payload) => self.with(model, |follower| follower.chunk(piece, proof, payload, now, pushed)),
+            Some(payload) => {
+                self.with_follower(model, |follower| follower.chunk(piece, proof, payload, now, pushed))
+            }
             None => Vec::new(),
         }
     }
@@ -368,14 +377,13 @@ impl WorkerMachine {
             }
             "gone" | "range" => match (self.in_session(), refuse.model) {
                 (true, Some(model)) => {
-                    self.with(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
+                    self.with_follower(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
                 }
                 _ => Vec::new(),
             },
             "no-patch" => match (self.in_session(), refuse.model) {
-                (true, Some(model)) => {
-                    self.with(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now))
-                }
+                (true, Some(model)) => self
+                    .with_follower(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now)),
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
@@ -431,7 +439,7 @@ impl WorkerMachine {
         self.unanswered_since = self.unanswered_since.or(Some(now));
         let running =
             self.followers.iter().map(|(follower, _)| (follower.model().to_owned(), follower.running()));
-        let patches = self.followers.iter().any(|(follower, _)| follower.takes_patches());
+        let patches = self.followers.iter().any(|(follower, _)| follower.accepts_patches());
         let epoch = self.applied_epoch();
         vec![reports::hello(&self.identity, running.collect(), epoch, self.ages.of(epoch, now), patches)]
     }
@@ -504,9 +512,10 @@ impl WorkerMachine {
     /// True if the publisher has been silent for too long, or the control connection is presumed
     /// dead, which TCP detects late.
     ///
-    /// Each attempt to dial calls `changed`, which restarts the first timeout. In a long name
-    /// lookup the timeout may pass, but the redial that follows does not interrupt the lookup.
-    fn silent(&self, now: Time) -> bool {
+    /// Each attempt to dial calls `changed`, which restarts the timeout of `unanswered_since`. This
+    /// timeout may pass during a long name lookup, but the redial that follows does not interrupt
+    /// the lookup.
+    fn is_silent(&self, now: Time) -> bool {
         let for_so_long = |since, time| now.saturating_sub(since) >= time;
         let Timing { lost_after, deaf_after, .. } = self.timing;
         if self.unanswered_since.map_or(false, |since| for_so_long(since, lost_after)) {
@@ -517,7 +526,9 @@ impl WorkerMachine {
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
-    fn call_again(&mut self, now: Time) -> Vec<Effect> {
+    /// Ends the session, if there is one, and dials again: the same address, or the next of
+    /// several.
+    fn reconnect(&mut self, now: Time) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
         let lost = self.change_session(Change::Silent).then_some(Effect::Lost);
         let redial = if self.addresses.are_several() { self.change_over(now) } else { vec![Effect::Redial] };
@@ -528,7 +539,7 @@ impl WorkerMachine {
     /// dials again, and the session may go on.
     pub fn disconnected(&mut self, now: Time) -> Vec<Effect> {
         if self.addresses.are_several() {
-            self.call_again(now)
+            self.reconnect(now)
         } else {
             Vec::new()
         }
@@ -547,18 +558,18 @@ impl WorkerMachine {
 
     fn change_over(&mut self, now: Time) -> Vec<Effect> {
         let (to, pause) = self.addresses.advance(now);
-        self.leave();
+        self.forget_publisher();
         vec![Effect::ChangeOver { to, pause }]
     }
 
-    /// Forgets what is known of the publisher at one address, before the worker dials another one.
-    fn leave(&mut self) {
+    /// Forgets the state of the publisher at one address, before the worker dials another address.
+    fn forget_publisher(&mut self) {
         (self.unanswered_since, self.hello_at) = (None, None);
         self.data.clear(); // on another host, the same text is another endpoint
     }
 
-    /// Handles the answer of a probe: true if a publisher listens at the first address. Then the
-    /// worker returns there.
+    /// Handles the result of a probe. If a publisher answers at the first address, the worker
+    /// returns to this address.
     pub fn probed(&mut self, answers: bool, now: Time) -> Vec<Effect> {
         self.addresses.probed(now);
         if !answers || !self.in_session() || self.addresses.is_first() {
@@ -567,7 +578,7 @@ impl WorkerMachine {
         let mut effects = self.close();
         self.change_session(Change::Silent);
         let to = self.addresses.go_back(now);
-        self.leave();
+        self.forget_publisher();
         effects.push(Effect::ChangeOver { to, pause: Duration::ZERO });
         effects
     }
@@ -594,7 +605,7 @@ impl WorkerMachine {
         }
     }
 
-    /// Notes that the control connection was made or broke, or that an attempt to connect began or
+    /// Notes that the control connection opened or broke, or that an attempt to connect began or
     /// failed.
     pub fn changed(&mut self, now: Time) {
         self.unanswered_since = Some(now);
@@ -636,22 +647,23 @@ impl WorkerMachine {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with(model, |follower| follower.applied(key, digest, base, note, now))
+        self.with_follower(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
-    /// Handles a ready version that is gone from shared memory.
+    /// Handles a ready version that was overwritten in shared memory before it was copied.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.gone_stale(key, now))
+        self.with_follower(model, |follower| follower.gone_stale(key, now))
     }
 
     /// Handles a ready version that could not be applied. Unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.failed(key, text, intact, now))
+        self.with_follower(model, |follower| follower.failed(key, text, intact, now))
     }
 
-    /// Handles a ready version that was not applied since a companion is torn: it is received again.
+    /// Handles a ready version that was not applied since a companion is torn: it is received
+    /// again.
     pub fn failed_for_now(&mut self, model: &str, key: Key, text: &str, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.failed_for_now(key, text, now))
+        self.with_follower(model, |follower| follower.failed_for_now(key, text, now))
     }
 
     /// Notes that a user's thread could not apply a version yet, so that the version is ready
@@ -664,13 +676,13 @@ impl WorkerMachine {
 
     /// Handles a ready version that was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.dropped(key, now))
+        self.with_follower(model, |follower| follower.dropped(key, now))
     }
 
     /// Handles the result of decoding a patch: the duration, or the reason that the patch cannot be
     /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
-        self.with(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
+        self.with_follower(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     /// Returns the hello for a source of a version of this model (N1).
@@ -680,13 +692,14 @@ impl WorkerMachine {
 
     /// Handles a chunk of a version, from a source.
     pub fn source_chunk(&mut self, model: &str, key: Key, chunk: &SourceChunk, now: Time) -> Vec<Effect> {
-        self.with(model, |follower| follower.source_chunk(key, chunk, now))
+        self.with_follower(model, |follower| follower.source_chunk(key, chunk, now))
     }
 
-    /// Handles the end of a source's job; `done` is the reason if chunks are lacking.
+    /// Handles the end of a source's job. If the source has not sent all chunks, `done` has the
+    /// reason.
     pub fn source_over(&mut self, job: &SourceFetch, done: Result<(), String>, now: Time) -> Vec<Effect> {
         let key = (job.subject.epoch, job.subject.version);
-        self.with(&job.subject.model, |follower| follower.source_over(key, job, done, now))
+        self.with_follower(&job.subject.model, |follower| follower.source_over(key, job, done, now))
     }
 
     // Time.
@@ -696,8 +709,8 @@ impl WorkerMachine {
         if let Some(keyring) = &mut self.keyring {
             keyring.expire(now);
         }
-        if self.silent(now) || self.redial_at.map_or(false, |at| now >= at) {
-            return self.call_again(now);
+        if self.is_silent(now) || self.redial_at.map_or(false, |at| now >= at) {
+            return self.reconnect(now);
         }
         if !self.in_session() {
             return Vec::new();
@@ -706,9 +719,9 @@ impl WorkerMachine {
         if self.addresses.take_probe(now) {
             effects.push(Effect::Probe);
         }
-        let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
-        let elsewhere = self.applied_epoch() > self.epoch; // a late apply raised the epoch (W3)
-        if (lacks || elsewhere) && self.may_say_hello(now) {
+        let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks_key);
+        let outdated = self.applied_epoch() > self.epoch; // an overdue apply raised the epoch (W3)
+        if (lacks || outdated) && self.may_say_hello(now) {
             effects.extend(self.hello(now)); // the welcome brings the key (E6)
         }
         effects.extend(self.followers.iter_mut().flat_map(|(follower, _)| follower.tick(now)));
@@ -766,15 +779,15 @@ impl WorkerMachine {
         self.keyring.as_mut()?.opening(&subject, chunk, size)
     }
 
-    /// Leases the place in a buffer for a chunk whose payload is about to be received.
-    fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
+    /// Leases the buffer space of a chunk whose payload is about to be received.
+    fn lease(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
         let follower = self.followers.iter().position(|(follower, _)| follower.model() == model);
-        let found = follower.and_then(|at| Some((at, self.followers[at].0.place(piece, size, opening)?)));
+        let found = follower.and_then(|at| Some((at, self.followers[at].0.lease(piece, size, opening)?)));
         found.map_or(Place::Nowhere, |(follower, lease)| Place::InBuffer(Ticket { follower, lease }))
     }
 }
 
-/// The leased place of a pushed chunk: the index of its follower, and the id of the lease there.
+/// The lease for a pushed chunk: the index of the chunk's follower, and the id of the lease there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ticket {
     follower: usize,
@@ -789,7 +802,7 @@ impl Places for WorkerMachine {
             return Place::Nowhere;
         }
         let message = from_publisher(header, 1).ok();
-        match self.unsealed(message, 1, false) {
+        match self.unseal(message, 1, false) {
             Some(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
                 let expected = if announce.whole.is_some() { announce.nbytes } else { announce.layout_bytes };
                 if self.follower(&announce.model).is_some() && size as u64 == expected {
@@ -798,12 +811,12 @@ impl Places for WorkerMachine {
                 Place::Nowhere
             }
             Some(FromPublisher::Chunk(chunk)) if chunk.epoch == self.epoch && self.keyring.is_none() => {
-                self.lend(&chunk.model, piece_of!(chunk), size, None)
+                self.lease(&chunk.model, piece_of!(chunk), size, None)
             }
             Some(FromPublisher::SealedChunk(chunk)) if chunk.epoch == self.epoch => {
                 match self.opening(&chunk, size) {
                     None => Place::Nowhere,
-                    opening => self.lend(&chunk.model, piece_of!(chunk), size, opening),
+                    opening => self.lease(&chunk.model, piece_of!(chunk), size, opening),
                 }
             }
             _ => Place::Nowhere,
@@ -906,10 +919,10 @@ mod tests {
             let sealed = SealedMessage { key, count: 1, ..Default::default() };
             let keyring = machine.keyring.as_mut().unwrap();
             keyring.published(FromPublisher::SealedMessage(sealed), 0, true);
-            keyring.lacks()
+            keyring.lacks_key()
         };
         let mut machine = machine();
-        machine.take_sealed();
+        machine.require_sealed();
         let welcome =
             r#""welcome","epoch":1,"data":"tcp://*:1","ping_ms":1000,"lost_ms":5000,"models":{},"keys":"#;
         tell(&mut machine, &format!("{}[{:?}]", welcome, keys[0]), 100.0);

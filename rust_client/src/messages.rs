@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// The version of the protocol.
+/// The version number of the protocol.
 pub const WBP: u64 = 1;
 
 /// Metadata of a version: a map from names to texts.
@@ -129,7 +129,7 @@ fn decode<M: Received>(object: &Object, payload_count: usize) -> Result<Option<M
     let message = M::read(&fields.required("type", text(NAME_MAX))?, &fields)?;
     match message.as_ref().map(M::payloads) {
         Some(allowed) if !allowed.contains(&payload_count) => {
-            Err(format!("{} payload frames, allowed are {:?}", payload_count, allowed))
+            Err(format!("{} payload frames; {:?} are allowed", payload_count, allowed))
         }
         _ => Ok(message),
     }

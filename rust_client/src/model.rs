@@ -3,7 +3,7 @@
 //! A reader sees one complete version: versions are written only while there is no reader
 //! (`gate.rs`).
 
-use crate::casting::{can_cast, cast, lost, Overflow};
+use crate::casting::{can_cast, cast, lost_values, Overflow};
 use crate::dtype::Dtype;
 use crate::element::Element;
 use crate::error::Error;
@@ -62,7 +62,7 @@ pub struct Tensor {
     dtype: Dtype,
     shape: Vec<u64>,
     memory: Box<dyn Memory>,
-    moves: bool, // made by `zeros`: `Model::new` may move its memory
+    movable: bool, // made by `zeros`: `Model::new` may move its memory
 }
 
 impl Tensor {
@@ -77,7 +77,7 @@ impl Tensor {
     }
 
     pub(crate) fn of(name: String, dtype: Dtype, shape: &[u64], memory: Box<dyn Memory>) -> Tensor {
-        Tensor { name, dtype, shape: shape.to_vec(), memory, moves: false }
+        Tensor { name, dtype, shape: shape.to_vec(), memory, movable: false }
     }
 
     /// Makes a tensor of zeros, with a dtype chosen at run time. If the memory cannot be allocated,
@@ -90,10 +90,10 @@ impl Tensor {
     /// would keep using the old pages. The effects of `mlock`, `madvise` and `mbind` move with the
     /// pages, too. Use `new` for such memory.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
-        let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` reports the error
+        let bytes = nbytes_of(dtype, shape).unwrap_or(0) as usize; // `Model::new` reports the error
         let zeros = zeros((bytes + 7) / 8);
         let memory = Box::new(zeros.map_or(Zeros(Vec::new(), 0), |zeros| Zeros(zeros, bytes)));
-        Tensor { moves: true, ..Tensor::of(name.into(), dtype, shape, memory) }
+        Tensor { movable: true, ..Tensor::of(name.into(), dtype, shape, memory) }
     }
 
     pub(crate) fn move_to(&mut self, memory: Box<dyn Memory>) {
@@ -137,16 +137,16 @@ impl fmt::Debug for Tensor {
     }
 }
 
-fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
+fn nbytes_of(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     let bits = shape.iter().try_fold(dtype.bits(), |bits, &size| bits.checked_mul(size))?;
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// What a model's memory holds.
+/// The content of a model's memory.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Ran {
-    /// No version: the initial values.
-    Nothing,
+pub(crate) enum Content {
+    /// The initial values, no version.
+    Initial,
     /// A version, with its metadata.
     Version(Key, Metadata),
     /// A version that the user's function has not decided on yet.
@@ -155,36 +155,36 @@ pub(crate) enum Ran {
     Torn,
 }
 
-/// The tensors of a model, at one version.
+/// The tensors of a model, with the values of one version.
 pub struct Weights {
     tensors: Vec<Tensor>,
-    home: Option<Home>, // the memory of all tensors
+    home: Option<Home>, // one memory for all tensors, if they were made by `Tensor::zeros`
     index: HashMap<String, usize>,
-    ran: Arc<Mutex<Ran>>, // shared: a version may be renamed while a guard exists
+    content: Arc<Mutex<Content>>, // shared: a version may be renamed while a guard exists
 }
 
 impl Weights {
     /// Returns the epoch and the number of the version in these weights. Returns `None` before the
     /// first version, and while no version runs.
     pub fn version(&self) -> Option<(u64, u64)> {
-        match *ran(&self.ran) {
-            Ran::Version(key, _) => Some(key),
-            Ran::Nothing | Ran::Undecided | Ran::Torn => None,
+        match *lock_content(&self.content) {
+            Content::Version(key, _) => Some(key),
+            Content::Initial | Content::Undecided | Content::Torn => None,
         }
     }
 
     /// Returns the publisher's metadata of the running version: a map from names to texts, which
     /// may be empty.
     pub fn metadata(&self) -> BTreeMap<String, String> {
-        match &*ran(&self.ran) {
-            Ran::Version(_, metadata) => metadata.clone(),
-            Ran::Nothing | Ran::Undecided | Ran::Torn => BTreeMap::new(),
+        match &*lock_content(&self.content) {
+            Content::Version(_, metadata) => metadata.clone(),
+            Content::Initial | Content::Undecided | Content::Torn => BTreeMap::new(),
         }
     }
 
     /// True if an apply failed half-way, so that no version runs.
     pub fn is_torn(&self) -> bool {
-        *ran(&self.ran) == Ran::Torn
+        *lock_content(&self.content) == Content::Torn
     }
 
     /// Returns all tensors, in the order given to `Model::new`. Returns no tensors if an apply
@@ -211,8 +211,8 @@ impl Weights {
     }
 }
 
-fn ran(ran: &Mutex<Ran>) -> MutexGuard<'_, Ran> {
-    ran.lock().unwrap_or_else(PoisonError::into_inner) // a single value, never half written
+fn lock_content(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
+    content.lock().unwrap_or_else(PoisonError::into_inner) // a single value, never half written
 }
 
 /// Returns the error for an unknown tensor name, which lists the known names.
@@ -232,9 +232,9 @@ impl fmt::Debug for Weights {
 
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
-    same: HashMap<String, String>, // maps each name of a tensor with several names to the first
+    first_names: HashMap<String, String>, // maps each name of a tensor with several names to the first
     nbytes: u64,
-    ran: Arc<Mutex<Ran>>,
+    content: Arc<Mutex<Content>>,
     weights: RwLock<Weights>, // never contended, since a thread passes the gate first
     gate: Gate,
 }
@@ -251,8 +251,8 @@ impl Model {
         let mut signature = BTreeMap::new();
         for (at, tensor) in tensors.iter().enumerate() {
             let bytes = tensor.bytes().len() as u64;
-            let wanted = nbytes(tensor.dtype, &tensor.shape);
-            if let (true, 0, Some(1..)) = (tensor.moves, bytes, wanted) {
+            let wanted = nbytes_of(tensor.dtype, &tensor.shape);
+            if let (true, 0, Some(1..)) = (tensor.movable, bytes, wanted) {
                 let what = format!("tensor {:?} of {} {:?}", tensor.name, tensor.dtype, tensor.shape);
                 return Err(Error::Io { what, error: io::ErrorKind::OutOfMemory.into() });
             }
@@ -267,20 +267,20 @@ impl Model {
             }
             signature.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone()));
         }
-        let same = same_memory(&tensors)?;
+        let first_names = first_names_of(&tensors)?;
         let once = tensors
             .iter()
-            .filter(|tensor| same.get(&tensor.name).map_or(true, |first| *first == tensor.name));
+            .filter(|tensor| first_names.get(&tensor.name).map_or(true, |first| *first == tensor.name));
         let total = once.map(|tensor| tensor.bytes().len() as u64).sum();
-        let moves = tensors.iter().all(|tensor| tensor.moves);
-        let home = if moves { Home::of(&mut tensors) } else { None };
-        let ran = Arc::new(Mutex::new(Ran::Nothing));
+        let movable = tensors.iter().all(|tensor| tensor.movable);
+        let home = if movable { Home::of(&mut tensors) } else { None };
+        let content = Arc::new(Mutex::new(Content::Initial));
         Ok(Model(Arc::new(Inner {
             signature,
-            same,
+            first_names,
             nbytes: total,
-            ran: ran.clone(),
-            weights: RwLock::new(Weights { tensors, home, index, ran }),
+            content: content.clone(),
+            weights: RwLock::new(Weights { tensors, home, index, content }),
             gate: Gate::default(),
         })))
     }
@@ -302,9 +302,9 @@ impl Model {
     pub fn read(&self) -> WeightsGuard<'_> {
         let pass = self.0.gate.read();
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
-        let mut ran = ran(&self.0.ran);
-        if *ran == Ran::Undecided {
-            *ran = Ran::Torn; // W24: the user's function is late, else this reader would still wait
+        let mut content = lock_content(&self.0.content);
+        if *content == Content::Undecided {
+            *content = Content::Torn; // W24: the user's function is late, else this reader would still wait
         }
         WeightsGuard { weights, _pass: pass }
     }
@@ -316,26 +316,26 @@ impl Model {
     }
 
     /// Calls `copy` for each tensor of a layout, with the tensor's offset in the data section and
-    /// the model's bytes of it. Returns false if a tensor is missing, if `copy` returns false, if
-    /// no version runs, or if a version is still being written at the deadline.
+    /// the tensor's bytes in the model. Returns false if a tensor is missing, if `copy` returns
+    /// false, if an apply failed half-way, or if a version is still being written at the deadline.
     pub(crate) fn gather(
         &self,
         layout: &Layout,
         deadline: Instant,
         mut copy: impl FnMut(usize, &[u8]) -> bool,
     ) -> bool {
-        let _pass = match self.0.gate.look(deadline) {
+        let _pass = match self.0.gate.read_first(deadline) {
             Some(pass) => pass,
             None => return false,
         };
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
-        let any = |info: &TensorInfo| {
-            let is_it = |name: &str| layout.get(name).map_or(false, |other| other.name == info.name);
-            // the model has the tensor only under another of its names
-            weights.tensors.iter().position(|tensor| is_it(&tensor.name))
+        // for a tensor that the model has only under another of its names
+        let by_alias = |info: &TensorInfo| {
+            let names_it = |name: &str| layout.get(name).map_or(false, |other| other.name == info.name);
+            weights.tensors.iter().position(|tensor| names_it(&tensor.name))
         };
-        let here = |info: &TensorInfo| {
-            let at = weights.index.get(&info.name).copied().or_else(|| any(info))?;
+        let bytes_of = |info: &TensorInfo| {
+            let at = weights.index.get(&info.name).copied().or_else(|| by_alias(info))?;
             let bytes = weights.tensors[at].bytes();
             Some(bytes).filter(|bytes| bytes.len() as u64 == info.end - info.begin)
         };
@@ -343,7 +343,7 @@ impl Model {
             && layout
                 .tensors
                 .iter()
-                .all(|info| here(info).map_or(false, |bytes| copy(info.begin as usize, bytes)))
+                .all(|info| bytes_of(info).map_or(false, |bytes| copy(info.begin as usize, bytes)))
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -352,20 +352,20 @@ impl Model {
 
     /// Returns the running version, as (epoch, number), with its metadata. The bool is true if no
     /// version runs because an apply failed half-way. Does not wait for readers or writers.
-    pub(crate) fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
-        match &*ran(&self.0.ran) {
-            Ran::Nothing => (None, false),
-            Ran::Version(key, metadata) => (Some((*key, metadata.clone())), false),
-            Ran::Undecided => (None, self.0.gate.is_overdue()),
-            Ran::Torn => (None, true),
+    pub(crate) fn running(&self) -> (Option<(Key, Metadata)>, bool) {
+        match &*lock_content(&self.0.content) {
+            Content::Initial => (None, false),
+            Content::Version(key, metadata) => (Some((*key, metadata.clone())), false),
+            Content::Undecided => (None, self.0.gate.is_overdue()),
+            Content::Torn => (None, true),
         }
     }
 
     /// Gives the running version the number `key` and this metadata, if its number is `was`.
     pub(crate) fn rename(&self, was: Key, key: Key, metadata: &Metadata) {
-        let mut ran = ran(&self.0.ran);
-        if matches!(*ran, Ran::Version(known, _) if known == was) {
-            *ran = Ran::Version(key, metadata.clone());
+        let mut content = lock_content(&self.0.content);
+        if matches!(*content, Content::Version(known, _) if known == was) {
+            *content = Content::Version(key, metadata.clone());
         }
     }
 
@@ -376,18 +376,20 @@ impl Model {
     /// if any of its names is published.
     #[doc(hidden)]
     pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
-        let here = &self.0.signature;
-        let first = |name: &str| self.0.same.get(name);
+        let signature = &self.0.signature;
+        let first = |name: &str| self.0.first_names.get(name);
         let shared: Vec<&str> =
-            here.keys().map(String::as_str).filter(|name| layout.get(name).is_some()).collect();
+            signature.keys().map(String::as_str).filter(|name| layout.get(name).is_some()).collect();
         let filled: HashSet<&String> = shared.iter().filter_map(|name| first(name)).collect();
-        let begun: HashSet<&str> =
+        let matched: HashSet<&str> =
             shared.iter().filter_map(|name| layout.get(name)).map(|info| &info.name[..]).collect();
-        let come = |name: &str| layout.get(name).map_or(false, |info| begun.contains(&info.name[..]));
+        let is_matched = |name: &str| layout.get(name).map_or(false, |info| matched.contains(&info.name[..]));
         let is_filled = |name: &str| first(name).map_or(false, |first| filled.contains(first));
-        let published = layout.names().filter(|name| !partial && !come(name)); // W6
-        let own =
-            here.keys().map(String::as_str).filter(|name| layout.get(name).is_some() || !is_filled(name));
+        let published = layout.names().filter(|name| !partial && !is_matched(name)); // W6
+        let own = signature
+            .keys()
+            .map(String::as_str)
+            .filter(|name| layout.get(name).is_some() || !is_filled(name));
         let mut names: Vec<&str> = published.chain(own).collect();
         names.sort_unstable();
         names.dedup();
@@ -400,7 +402,7 @@ impl Model {
         };
         for name in names {
             let published = layout.get(name).map(|info| (info.dtype, &info.shape));
-            let own = here.get(name).map(|(dtype, shape)| (*dtype, shape));
+            let own = signature.get(name).map(|(dtype, shape)| (*dtype, shape));
             match (published, own) {
                 (Some((dtype, shape)), None) => {
                     differs(
@@ -457,19 +459,18 @@ impl Writing<'_> {
         self.inner.weights.read().unwrap_or_else(PoisonError::into_inner).version()
     }
 
-    pub fn set_ran(&self, now: Ran) {
-        *ran(&self.inner.ran) = now;
+    pub fn set_content(&self, now: Content) {
+        *lock_content(&self.inner.content) = now;
     }
 
-    /// Returns an error message with two names that share memory here but have different values in
-    /// a version; `None` if no names differ. `copy` fills a slice with the version's bytes from an
-    /// offset in the data section.
-    pub fn differ(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
+    /// Returns an error message if two names share memory here, but have different values in a
+    /// version. `copy` fills a slice with the version's bytes from an offset in the data section.
+    pub fn tie_fault(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
         const PIECE: usize = 1 << 16;
-        // maps the first name of a tensor to that name of it whose values are written
+        // maps the first name of a tensor to the first of its names that is published
         let mut written: HashMap<&str, &str> = HashMap::new();
         let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
-        let mut names: Vec<(&String, &String)> = self.inner.same.iter().collect();
+        let mut names: Vec<(&String, &String)> = self.inner.first_names.iter().collect();
         names.sort_unstable();
         for (name, first) in names {
             let info = match layout.get(name) {
@@ -527,34 +528,34 @@ impl Writing<'_> {
         lost
     }
 
-    /// Calls `look` with the weights in the memory, while nothing can change them. Readers wait
-    /// until `look` returns or exceeds its time limit.
-    pub fn show<T>(&self, call: &Arc<Call>, look: impl FnOnce(&Weights) -> T) -> T {
-        self.pass.calls(call);
+    /// Calls `function` with the weights in the memory, while nothing can change them. Readers wait
+    /// until the function returns or exceeds the deadline of `call`.
+    pub fn call_with_weights<T>(&self, call: &Arc<Call>, function: impl FnOnce(&Weights) -> T) -> T {
+        self.pass.begin_call(call);
         let weights = self.inner.weights.read().unwrap_or_else(PoisonError::into_inner);
-        let seen = look(&weights);
+        let result = function(&weights);
         drop(weights);
-        self.pass.writes();
-        seen
+        self.pass.end_call();
+        result
     }
 }
 
 /// Maps each name of a tensor with several names to its first name. Returns an error if two tensors
 /// overlap only in part: the memory cannot hold both.
-fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
+fn first_names_of(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
     let span = |tensor: &Tensor| {
         let bytes = tensor.bytes().as_ptr_range();
         (bytes.start as usize, bytes.end as usize)
     };
-    let mut places: Vec<(usize, usize, &Tensor)> = tensors
+    let mut spans: Vec<(usize, usize, &Tensor)> = tensors
         .iter()
         .filter(|tensor| !tensor.bytes().is_empty())
         .map(|tensor| (span(tensor).0, span(tensor).1, tensor))
         .collect();
-    places.sort_by(|a, b| (a.0, &a.2.name).cmp(&(b.0, &b.2.name)));
+    spans.sort_by(|a, b| (a.0, &a.2.name).cmp(&(b.0, &b.2.name)));
     let mut same = HashMap::new();
     let mut last: Option<(usize, usize, &Tensor)> = None;
-    for (begin, end, tensor) in places {
+    for (begin, end, tensor) in spans {
         match last {
             Some(one) if begin < one.1 => {
                 let first = one.2;
@@ -584,7 +585,7 @@ fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMu
         let source = &mut piece[..target.len() / to_bytes * from_bytes];
         copy(info.begin as usize + index * VALUES * from_bytes, source);
         cast(info.dtype, source, to, target);
-        count += lost(info.dtype, source, to, target);
+        count += lost_values(info.dtype, source, to, target);
     }
     count
 }
@@ -653,21 +654,21 @@ mod tests {
     #[test]
     fn parts_of_two_versions_are_served_to_nobody() {
         let model = model();
-        let hold = |now| model.write(Instant::now(), &|| true).unwrap().set_ran(now);
+        let hold = |now| model.write(Instant::now(), &|| true).unwrap().set_content(now);
         let said = |step: &str| Metadata::from([("step".to_owned(), step.to_owned())]);
-        hold(Ran::Version((1, 2), said("12")));
+        hold(Content::Version((1, 2), said("12")));
         model.rename((1, 1), (2, 1), &said("it does not run"));
         assert_eq!((model.read().version(), model.read().metadata()), (Some((1, 2)), said("12")));
         model.rename((1, 2), (2, 1), &said("11"));
         assert_eq!((model.read().version(), model.read().metadata()), (Some((2, 1)), said("11")));
-        hold(Ran::Torn);
+        hold(Content::Torn);
         model.rename((2, 1), (3, 1), &said("10"));
         let weights = model.read();
         assert!(weights.is_torn() && weights.version().is_none() && weights.tensors().is_empty());
         assert!(weights.metadata().is_empty());
         assert!(matches!(weights.get::<u8>("b"), Err(Error::Torn)));
         drop(weights);
-        hold(Ran::Version((2, 1), Metadata::new()));
+        hold(Content::Version((2, 1), Metadata::new()));
         assert_eq!(model.read().get::<u8>("b").unwrap(), [0]);
     }
 
@@ -692,7 +693,7 @@ mod tests {
         assert_eq!(gathered(), Some(vec![3; 5001]));
         drop(reader);
         assert!(!model.gather(&layout, Instant::now(), |_, _| false), "it was stopped");
-        model.write(Instant::now(), &|| true).unwrap().set_ran(Ran::Torn);
+        model.write(Instant::now(), &|| true).unwrap().set_content(Content::Torn);
         assert!(gathered().is_none(), "parts of two versions");
     }
 

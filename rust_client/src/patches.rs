@@ -22,17 +22,17 @@ pub struct Patches {
     model: String,
     timing: Timing,
     accepted: bool,
-    listens: bool,   // subscribed to chunks of patches, not of whole versions
-    decoding: usize, // number of patches being decoded; their versions may be outdated
+    patch_topic: bool, // subscribed to chunks of patches, not of whole versions
+    decoding: usize,   // number of patches being decoded; their versions may be outdated
 }
 
 impl Patches {
     pub fn new(model: &str, timing: Timing) -> Patches {
-        Patches { model: model.to_owned(), timing, accepted: false, listens: false, decoding: 0 }
+        Patches { model: model.to_owned(), timing, accepted: false, patch_topic: false, decoding: 0 }
     }
 
     /// Accepts patches from now on.
-    pub fn take(&mut self) {
+    pub fn accept(&mut self) {
         self.accepted = true;
     }
 
@@ -43,7 +43,7 @@ impl Patches {
 
     /// Returns the topic of the chunks that are pushed to this worker.
     pub fn topic(&self) -> String {
-        if self.listens {
+        if self.patch_topic {
             patch_topic(&self.model)
         } else {
             data_topic(&self.model)
@@ -51,11 +51,11 @@ impl Patches {
     }
 
     /// Subscribes to chunks of patches if this version arrives as a patch, otherwise to chunks of
-    /// whole versions: the next version is expected in the same form (D7).
+    /// whole versions: the next version is expected to arrive in the same way (D7).
     pub fn listen(&mut self, transfer: &Transfer, shared: bool, mode: Mode) -> Vec<Effect> {
-        let (before, listens) = (self.topic(), transfer.patch().is_some());
-        let other = std::mem::replace(&mut self.listens, listens) != listens;
-        if !other || shared || mode == Mode::CatchingUp {
+        let (before, patched) = (self.topic(), transfer.patch().is_some());
+        let changed = std::mem::replace(&mut self.patch_topic, patched) != patched;
+        if !changed || shared || mode == Mode::CatchingUp {
             return Vec::new();
         }
         vec![
@@ -73,11 +73,11 @@ impl Patches {
         buffer: Buffer,
         now: Time,
     ) -> Transfer {
-        let room = |(patch, base): (Patch, Base)| match Buffer::alone(patch.nbytes) {
-            Ok(room) => Ok((patch, base, room)),
+        let with_buffer = |(patch, base): (Patch, Base)| match Buffer::unpooled(patch.nbytes) {
+            Ok(buffer) => Ok((patch, base, buffer)),
             Err(error) => Err(format!("no memory for a patch of {} bytes ({})", patch.nbytes, error)),
         };
-        match self.choose(&announce, versions).and_then(room) {
+        match self.choose(&announce, versions).and_then(with_buffer) {
             Ok(patch) => {
                 let first = announce.patches.first().map(Patch::id);
                 let mut transfer = Transfer::of_patch(patch, announce, layout, buffer, now, self.timing);
@@ -104,7 +104,7 @@ impl Patches {
             let intact = !overwritten || matches!(base.bytes, Bytes::Kept(_));
             (intact && patch.nbytes <= announce.nbytes).then(|| (patch.clone(), base.clone()))
         });
-        found.ok_or_else(|| unfit(announce, runs, overwritten))
+        found.ok_or_else(|| why_unfit(announce, runs, overwritten))
     }
 
     /// Starts to decode a patch, once the patch and the digest of its version have arrived (D5).
@@ -143,7 +143,7 @@ impl Patches {
         why: &str,
         now: Time,
     ) -> Vec<Effect> {
-        let entry = match versions.at_mut(Phase::Arriving) {
+        let entry = match versions.in_phase_mut(Phase::Arriving) {
             Some(entry) => entry,
             None => return Vec::new(),
         };
@@ -151,7 +151,7 @@ impl Patches {
         let text =
             format!("version {} of {} is fetched as a whole, not patched: {}", number, self.model, why);
         let mut effects = vec![Effect::Notice { code: "unpatched".to_owned(), text }];
-        if let Some(transfer) = entry.comes_whole(buffer, why, now) {
+        if let Some(transfer) = entry.receive_whole(buffer, why, now) {
             effects.extend(reports::fetches(transfer, now)); // D10
         }
         effects
@@ -162,7 +162,7 @@ fn builds_on(patch: &Patch, entry: &VersionEntry) -> bool {
     patch.encoding == DELTA && (patch.epoch, patch.version) == entry.key() && patch.digest == entry.digest()
 }
 
-fn unfit(announce: &Announce, runs: Option<&VersionEntry>, overwritten: bool) -> String {
+fn why_unfit(announce: &Announce, runs: Option<&VersionEntry>, overwritten: bool) -> String {
     let here = match runs {
         Some(entry) => {
             let (epoch, version) = entry.key();

@@ -1,4 +1,4 @@
-//! The bytes that patches build on, and the decoding of versions from patches (D3, D5).
+//! Decodes versions from patches, and finds the bytes that the patches build on (D3, D5).
 
 use crate::delta::Patch;
 use crate::layout::Layout;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 const PIECE_BYTES: usize = 1 << 24; // copied between two checks of `wanted`: some milliseconds
-const WRITING: Duration = Duration::from_secs(1); // time for a writer of these bytes to end
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1); // limit of the wait for a writer of the base
 
 /// Location of the bytes of the running version.
 #[derive(Clone)]
@@ -30,8 +30,8 @@ pub struct Base {
 
 impl fmt::Debug for Base {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let place = if let Bytes::Kept(_) = self.bytes { "a buffer" } else { "a model" };
-        write!(f, "Base(of {} bytes in {})", self.layout.nbytes, place)
+        let location = if let Bytes::Kept(_) = self.bytes { "a buffer" } else { "a model" };
+        write!(f, "Base(of {} bytes in {})", self.layout.nbytes, location)
     }
 }
 
@@ -49,7 +49,7 @@ impl Base {
         };
         match &self.bytes {
             Bytes::Kept(buffer) => copy(0, buffer),
-            Bytes::Model(model) => model.gather(&self.layout, Instant::now() + WRITING, copy),
+            Bytes::Model(model) => model.gather(&self.layout, Instant::now() + WRITE_TIMEOUT, copy),
         }
     }
 }
@@ -78,16 +78,16 @@ impl Patching {
     /// Decodes the patch. Returns how long that took, or the reason that the patch cannot be used.
     /// Stops early once `stopped` returns true, or the transfer no longer waits for the result.
     pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let wanted = || self.wanted.strong_count() > 0 && !stopped();
         let patch = Patch::parse(&self.base.layout, &self.patch).map_err(|error| error.to_string())?;
         if patch.header.target != self.digest {
             return Err(format!("it leads to {:.12}; announced is {:.12}", patch.header.target, self.digest));
         }
         if !self.base.copy_to(&mut self.version, &wanted) {
-            return Err("what it builds on was being overwritten".to_owned());
+            return Err("its base was being overwritten".to_owned());
         }
         patch.apply_while(&mut self.version, None, &wanted).map_err(|error| error.to_string())?;
-        Ok(begun.elapsed())
+        Ok(started.elapsed())
     }
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1); // for each address of a host, and for the answer
 const SIGNATURE_BYTES: usize = 10; // of a greeting: then the peer knows that this is ZMTP
 
-/// At most one probe at a time.
+/// A probe, if one is in flight.
 #[derive(Default)]
 pub struct Probe(Option<Receiver<bool>>);
 
 impl Probe {
-    /// Starts a thread that probes the endpoint and wakes the worker's thread, unless a probe is
-    /// under way.
+    /// Starts a thread that probes the endpoint and then wakes the worker's thread. Does nothing if
+    /// a probe is in flight.
     pub fn start(&mut self, endpoint: &Endpoint, waker: Arc<Waker>) {
         if self.0.is_some() {
             return;
@@ -32,12 +32,12 @@ impl Probe {
             waker.wake();
         };
         self.0 = Some(answer);
+        // if no thread can be started, the result is false
         let _ = thread::Builder::new().name("weightbus-probe".to_owned()).spawn(probe);
-        // else no answer
     }
 
-    /// Returns the result of a probe that has ended.
-    pub fn ended(&mut self) -> Option<bool> {
+    /// Returns the result of a probe that has ended, once: true if a publisher answers.
+    pub fn take_result(&mut self) -> Option<bool> {
         let result = match self.0.as_ref()?.try_recv() {
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => false, // no thread could be started
@@ -48,7 +48,7 @@ impl Probe {
     }
 }
 
-/// True if the first byte of the peer is that of a greeting.
+/// True if the peer's first byte is the first byte of a greeting.
 fn answers(endpoint: &Endpoint) -> io::Result<bool> {
     let mut connection = dial(endpoint, PATIENCE)?;
     connection.set_nonblocking(false)?;

@@ -1,8 +1,9 @@
 //! The queue of ready versions, from the worker's thread to the user's threads.
 //!
-//! At most one version of each model waits here: a newer version replaces it. Versions that are
-//! published as one form a *group*: they are put and taken at once. What is left of a group joins
-//! that of the newer version, so that no model of a group lags behind another.
+//! At most one version of each model waits here: a newer version replaces an older one. Versions
+//! that were published as one form a *group*: they are put and taken at once. If a newer version
+//! replaces a part of a group, the other versions of this group join the group of the newer
+//! version, so that no model of a group lags behind another.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
@@ -19,14 +20,14 @@ use std::time::Instant;
 #[derive(Default)]
 struct State {
     ready: VecDeque<Group>,
-    applied: VecDeque<Update>, // at once with one that `receive` has returned
+    applied: VecDeque<Update>, // applied in one group with a version that `receive` has returned
     rejected: VecDeque<Error>,
     refused: Option<Error>,
     closed: Option<String>,
     joined_epoch: Option<u64>,
 }
 
-/// Versions to be applied at once, of one model each.
+/// Versions of different models that must be applied at once.
 pub type Group = Vec<StagedVersion>;
 
 /// Result of `ReadyQueue::take`.
@@ -38,7 +39,7 @@ pub enum Next {
 
 impl State {
     /// True if `take` would not wait.
-    fn any(&self) -> bool {
+    fn is_ready(&self) -> bool {
         let versions = !self.ready.is_empty() || !self.applied.is_empty();
         versions || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
     }
@@ -46,14 +47,14 @@ impl State {
     /// Removes the groups that have a version of one of these models.
     fn remove(&mut self, models: &Group) -> Vec<StagedVersion> {
         let (of_these, others): (Vec<Group>, Vec<Group>) =
-            self.ready.drain(..).partition(|group| group.iter().any(|staged| concerns(models, staged)));
+            self.ready.drain(..).partition(|group| group.iter().any(|staged| has_model_of(models, staged)));
         self.ready = others.into();
         of_these.into_iter().flatten().collect()
     }
 }
 
 /// True if a group has a version of the same model.
-fn concerns(group: &Group, staged: &StagedVersion) -> bool {
+fn has_model_of(group: &Group, staged: &StagedVersion) -> bool {
     group.iter().any(|other| other.model == staged.model)
 }
 
@@ -61,21 +62,21 @@ fn concerns(group: &Group, staged: &StagedVersion) -> bool {
 pub struct ReadyQueue {
     state: Mutex<State>,
     changed: Condvar,
-    waker: Waker, // once `heard`, readable while `take` would not wait
+    waker: Waker, // once `polled`, readable while `take` would not wait
     /// True once `descriptor` was called: before, nothing polls the waker.
-    heard: AtomicBool,
+    polled: AtomicBool,
 }
 
 impl ReadyQueue {
     pub fn new() -> io::Result<ReadyQueue> {
         let (state, changed) = Default::default();
-        Ok(ReadyQueue { state, changed, waker: Waker::new()?, heard: AtomicBool::new(false) })
+        Ok(ReadyQueue { state, changed, waker: Waker::new()?, polled: AtomicBool::new(false) })
     }
 
     /// Returns a descriptor that is readable while `take` would not wait.
     pub fn descriptor(&self) -> RawFd {
-        self.heard.store(true, Ordering::Relaxed);
-        self.wake(&self.open());
+        self.polled.store(true, Ordering::Relaxed);
+        self.wake(&self.lock());
         self.waker.as_raw_fd()
     }
 
@@ -86,20 +87,20 @@ impl ReadyQueue {
 
     /// Makes the descriptor readable if `take` would not wait.
     fn wake(&self, state: &State) {
-        if self.heard.load(Ordering::Relaxed) {
+        if self.polled.load(Ordering::Relaxed) {
             self.waker.drain(); // at most one byte is pending
-            if state.any() {
+            if state.is_ready() {
                 self.waker.wake();
             }
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner) // no change here panics half-way
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.open();
+        let mut state = self.lock();
         change(&mut state);
         self.wake(&state);
         drop(state);
@@ -113,7 +114,7 @@ impl ReadyQueue {
         let mut older = Vec::new();
         self.change(|state| {
             let (replaced, left) =
-                state.remove(&group).into_iter().partition(|staged| concerns(&group, staged));
+                state.remove(&group).into_iter().partition(|staged| has_model_of(&group, staged));
             older = replaced;
             group.extend::<Group>(left);
             state.ready.push_back(group);
@@ -121,8 +122,8 @@ impl ReadyQueue {
         older
     }
 
-    /// Puts taken versions back into the queue. Returns those of which a newer one has arrived, or
-    /// all if the queue is closed.
+    /// Puts taken versions back into the queue. Returns those for whose model a newer version has
+    /// arrived, or all if the queue is closed.
     pub fn put_back(&self, group: Group) -> Vec<StagedVersion> {
         let mut unwanted = Vec::new();
         self.change(|state| {
@@ -131,7 +132,7 @@ impl ReadyQueue {
                 return;
             }
             let mut newer = state.remove(&group);
-            let (outdated, left) = group.into_iter().partition(|staged| concerns(&newer, staged));
+            let (outdated, left) = group.into_iter().partition(|staged| has_model_of(&newer, staged));
             unwanted = outdated;
             newer.extend::<Group>(left);
             state.ready.push_back(newer); // last, so that other models come first
@@ -140,7 +141,7 @@ impl ReadyQueue {
     }
 
     /// Adds an applied version, which `take` returns.
-    pub fn keep(&self, update: Update) {
+    pub fn add_applied(&self, update: Update) {
         self.change(|state| {
             state.applied.retain(|older| older.model != update.model);
             state.applied.push_back(update);
@@ -182,12 +183,12 @@ impl ReadyQueue {
 
     /// True if the queue is closed.
     pub fn is_closed(&self) -> bool {
-        self.open().closed.is_some()
+        self.lock().closed.is_some()
     }
 
-    /// Returns an applied version, or those ready ones that have waited longest. If there are none,
-    /// returns the error of a rejected version or of a refusal; each error is returned once. If
-    /// there is no error either, waits until the deadline.
+    /// Returns an applied version, or else the group of ready versions that has waited longest. If
+    /// there is neither, returns the error of a rejected version or of a refusal; each error is
+    /// returned once. If there is no error either, waits until the deadline.
     pub fn take(&self, worker: &str, deadline: Instant) -> Result<Next, Error> {
         let next = self.wait(worker, deadline, |state| {
             let applied = state.applied.pop_front().map(Next::Applied);
@@ -210,7 +211,7 @@ impl ReadyQueue {
         deadline: Instant,
         find: impl Fn(&mut State) -> Option<Result<T, Error>>,
     ) -> Result<Option<T>, Error> {
-        let mut state = self.open();
+        let mut state = self.lock();
         loop {
             if let Some(found) = find(&mut state).or_else(|| state.refused.take().map(Err)) {
                 self.wake(&state);

@@ -1,5 +1,5 @@
-//! The messages in which a worker reports its identity and the versions of a model. Reports are
-//! sent at once, and again with every ping (W17).
+//! Builds the messages in which a worker reports its identity and the versions of a model, and
+//! fetches chunks. Reports are sent at once, and again with every ping (W17).
 
 use crate::effects::Effect;
 use crate::messages::{
@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 /// Phases of versions that are complete, and not applied yet.
 pub const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
 
-/// Returns a hello. `identity` has the fields that stay the same, and `models` the running versions.
-/// `age_ms` is the time since the publisher of `epoch` started.
+/// Returns a hello. `identity` has the fields that stay the same, and `models` the running
+/// versions. `age_ms` is the time since the publisher of `epoch` started.
 pub fn hello(
     identity: &Hello,
     models: BTreeMap<String, Option<Running>>,
@@ -28,10 +28,10 @@ pub fn hello(
     Effect::Send(FromWorker::Hello(Hello { models, epoch, age_ms, features, ..identity.clone() }))
 }
 
-/// Returns all current reports on a model, including `failure`, the report of the last failure.
-pub fn standing(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
+/// Returns all current reports on a model, which include `failure`, the report of the last failure.
+pub fn current(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
     let applying = versions.in_phase(Phase::Applying); // may hang while later versions become ready
-    let ready = versions.all(&[Phase::Ready]).chain(versions.held()); // C2
+    let ready = versions.all(&[Phase::Ready]).chain(versions.awaiting_companions()); // C2
     let newest = ready.max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
@@ -66,7 +66,13 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.in_phase(Phase::Arriving)?;
     let transfer = entry.transfer()?;
-    Some(progress(entry, transfer.key(), transfer.here() as u64, ProgressPhase::Receiving, transfer.patch()))
+    Some(progress(
+        entry,
+        transfer.key(),
+        transfer.chunks_received() as u64,
+        ProgressPhase::Receiving,
+        transfer.patch(),
+    ))
 }
 
 fn progress(

@@ -1,4 +1,5 @@
-//! The worker's thread, which owns the sockets, moves frames, and lets the state machine decide.
+//! The worker's thread, which owns the sockets, moves frames, and calls the state machine, which
+//! makes all decisions.
 //!
 //! Ready versions go to the `ReadyQueue`. The user's threads report their results as `Outcome`.
 
@@ -8,7 +9,7 @@ use crate::control::Control;
 use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
 use crate::error::Error;
-use crate::gate::Fate;
+use crate::gate::CallState;
 use crate::machine::{State, Ticket, WorkerMachine};
 use crate::messages::encode;
 use crate::names::Names;
@@ -31,7 +32,7 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100); // between two ticks, if nothing happens
 const BATCH: usize = 16; // messages read from one socket before the other is read
 
-/// The report of another thread on a version: of a user's, the decoder's, or that of a source.
+/// A report on a version from another thread: a user's, the decoder's or a source's.
 #[derive(Debug)]
 pub enum Outcome {
     Taken,
@@ -45,7 +46,8 @@ pub enum Outcome {
     Failed {
         text: String,
         intact: bool,
-        /// True if the version is tried again with its companions, one of which is torn.
+        /// True if the version will be received again, since it failed only because a companion is
+        /// torn.
         again: bool,
     },
     Stale,
@@ -57,7 +59,7 @@ pub enum Outcome {
     Decoded(Box<Patching>, Result<Duration, String>),
     /// A chunk of the version, from a source.
     FromSource(SourceChunk),
-    /// The end of a source's job, or why chunks of it are lacking.
+    /// The end of a source's job; an error says why the source has not sent all chunks.
     SourceOver(Box<SourceFetch>, Result<(), String>),
 }
 
@@ -70,7 +72,7 @@ pub enum Event {
     /// The publisher is lost. The worker sends `hello` until the publisher answers, or changes over
     /// to the next of its addresses.
     Lost,
-    /// The worker, which has several addresses, is with another one from now on.
+    /// The worker, which has several addresses, now uses another one of them.
     ChangedOver { from: String, to: String },
     /// The publisher refuses this worker.
     Refused { code: Code, text: String },
@@ -90,7 +92,7 @@ pub struct Shared {
     pub ready_queue: ReadyQueue,
     waker: Arc<Waker>,
     stopping: AtomicBool,
-    address: AtomicUsize,                                  // index of the present one
+    address: AtomicUsize,                                  // index of the present address
     pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which they happened
     calls: Mutex<Vec<Calling>>,
     state: Mutex<State>, // at the last tick
@@ -121,13 +123,13 @@ impl Shared {
     }
 
     /// Reports the outcome of a version to the worker's thread.
-    pub fn tell(&self, model: &str, key: Key, outcome: Outcome) {
-        // `Taken` and `PutBack` send nothing to the publisher
-        let hurry = !matches!(outcome, Outcome::Taken | Outcome::PutBack);
+    pub fn report(&self, model: &str, key: Key, outcome: Outcome) {
+        // `Taken` and `PutBack` send nothing to the publisher, so they can wait for the next turn
+        let urgent = !matches!(outcome, Outcome::Taken | Outcome::PutBack);
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         outcomes.push_back((model.to_owned(), key, outcome));
         drop(outcomes);
-        if hurry {
+        if urgent {
             self.waker.wake();
         }
     }
@@ -142,15 +144,15 @@ impl Shared {
     ///
     /// A user's thread calls this after such a call and before it releases the model. So the
     /// overdue call is reported before the model's next version.
-    pub fn tell_overdue(&self) {
+    pub fn report_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.retain(|Calling { model, key, intact, overdue_text, call }| {
-            let fate = call.fate();
-            if fate == Fate::Overdue {
+            let state = call.state();
+            if state == CallState::Overdue {
                 let outcome = Outcome::Failed { text: overdue_text.clone(), intact: *intact, again: false };
-                self.tell(model, *key, outcome); // under the lock: no later outcome overtakes it
+                self.report(model, *key, outcome); // under the lock: no later outcome overtakes it
             }
-            fate == Fate::UnderWay
+            state == CallState::UnderWay
         });
     }
 
@@ -162,7 +164,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the index of the address that the worker is with.
+    /// Returns the index of the address that the worker uses.
     pub fn address(&self) -> usize {
         self.address.load(Ordering::Acquire)
     }
@@ -187,10 +189,10 @@ pub struct Loop {
     sources: Sources,
     data: Subscription<Ticket>,
     probe: Probe,
-    begun: Instant,
+    started: Instant,
     names: Vec<Names>,
     refusals: BTreeMap<usize, (Code, String)>, // of this round, by address
-    last_rejection: Option<(String, Key, &'static str)>, // as reported, to skip repetitions
+    last_rejection: Option<(String, Key, &'static str)>, // the last that was reported, once only
     overflowed: HashSet<(String, String)>,     // models and tensors whose overflow was reported
 }
 
@@ -205,7 +207,7 @@ impl Loop {
         host: Arc<dyn Host>,
     ) -> Loop {
         let data = Subscription::new(shared.waker.clone());
-        let begun = Instant::now();
+        let started = Instant::now();
         let decoder = Decoder::new(shared.clone());
         let sources = Sources::new(shared.clone());
         let names = addresses.iter().filter_map(|address| Names::of(address)).collect();
@@ -222,7 +224,7 @@ impl Loop {
             sources,
             data,
             probe: Probe::default(),
-            begun,
+            started,
             names,
             refusals: BTreeMap::new(),
             last_rejection,
@@ -231,12 +233,12 @@ impl Loop {
     }
 
     fn now(&self) -> Time {
-        self.begun.elapsed()
+        self.started.elapsed()
     }
 
     /// Runs until `Shared::stop` is called.
     pub fn run(mut self) {
-        let _closed = CloseHandoff(self.shared.clone()); // after a panic, too
+        let _closed = CloseQueue(self.shared.clone()); // after a panic, too
         let mut next_tick = Time::ZERO;
         while !self.shared.stopping.load(Ordering::Acquire) {
             if let Err(error) = self.turn(&mut next_tick) {
@@ -244,7 +246,7 @@ impl Loop {
                 return;
             }
         }
-        self.do_work();
+        self.handle_outcomes();
         let goodbye = self.machine.close();
         self.perform(goodbye);
         self.shared.ready_queue.close("close() was called");
@@ -256,19 +258,19 @@ impl Loop {
         let may_hello = self.machine.wants_to_join(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
         self.shared.waker.drain();
-        self.shared.tell_overdue(); // W24, while the function still runs
-        self.do_work();
+        self.shared.report_overdue(); // W24, while the function still runs
+        self.handle_outcomes();
         if found.control {
-            self.take_control();
+            self.receive_control();
         }
-        self.note_changes();
+        self.handle_changes();
         if self.control.is_open() {
             let effects = self.machine.connected(self.now());
             self.perform(effects);
         }
         let due = self.now() >= *next_tick;
         if found.data || due {
-            self.take_published(); // before the tick, which must see a chunk that came in part
+            self.receive_published(); // before the tick, which must see a chunk that came in part
         }
         if due {
             let now = self.now();
@@ -278,21 +280,22 @@ impl Loop {
             }
             effects.extend(self.machine.tick(now));
             self.perform(effects);
-            let inside = self.machine.in_session();
-            let unknown: Vec<_> = self.names.iter_mut().filter_map(|name| name.poll(inside, now)).collect();
+            let in_session = self.machine.in_session();
+            let unknown: Vec<_> =
+                self.names.iter_mut().filter_map(|name| name.poll(in_session, now)).collect();
             for text in unknown {
-                self.tell(Event::Notice { code: Code::from("unknown-host"), text });
+                self.notify(Event::Notice { code: Code::from("unknown-host"), text });
             }
-            self.note_state();
+            self.store_state();
             *next_tick = now + TICK;
         }
         Ok(())
     }
 
     /// Handles changes of the control connection, and the answer of a probe.
-    fn note_changes(&mut self) {
+    fn handle_changes(&mut self) {
         let now = self.now();
-        let changes = self.control.changed(now, self.machine.timing().lost_after);
+        let changes = self.control.take_changes(now, self.machine.timing().lost_after);
         if changes.any {
             self.machine.changed(now);
         }
@@ -301,13 +304,13 @@ impl Loop {
             None if changes.ended => self.machine.disconnected(now),
             None => Vec::new(),
         };
-        if let Some(answers) = self.probe.ended() {
+        if let Some(answers) = self.probe.take_result() {
             effects.extend(self.machine.probed(answers, now));
         }
         self.perform(effects);
     }
 
-    fn note_state(&self) {
+    fn store_state(&self) {
         *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner) = self.machine.state();
     }
 
@@ -322,35 +325,39 @@ impl Loop {
         let mut items = vec![zmq::PollItem::from_fd(self.shared.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(control.map(watched));
         items.extend(data.map(watched));
-        let (arrived, here) = (self.control.has_arrived(), self.data.has_arrived());
+        let (control_arrived, data_arrived) = (self.control.has_arrived(), self.data.has_arrived());
         let changed = self.control.has_changed();
         let open = writable && self.control.is_open(); // a due hello is sent without waiting
-        let milliseconds =
-            if here || arrived || open || changed { 0 } else { (time.as_micros() + 999) / 1000 };
+        let milliseconds = if control_arrived || data_arrived || open || changed {
+            0
+        } else {
+            (time.as_micros() + 999) / 1000
+        };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let mut news = items[1..].iter().map(|item| item.is_readable() || item.is_error());
-        let mut next = |watched: bool| watched && news.next().unwrap_or(false);
-        let (control, data) = (arrived | next(control.is_some()), here | next(data.is_some()));
+        let mut readable = items[1..].iter().map(|item| item.is_readable() || item.is_error());
+        let mut next = |watched: bool| watched && readable.next().unwrap_or(false);
+        let control = control_arrived | next(control.is_some());
+        let data = data_arrived | next(data.is_some());
         Ok(Readable { control, data })
     }
 
-    fn take_control(&mut self) {
+    fn receive_control(&mut self) {
         for _ in 0..BATCH {
-            let frames = match self.control.receive(self.begun.elapsed()) {
+            let frames = match self.control.receive(self.started.elapsed()) {
                 Some(frames) => frames,
                 None => return,
             };
             let payloads: Vec<&[u8]> = frames.iter().skip(1).map(|frame| &frame[..]).collect();
             let header = frames.first().map_or(&[][..], |frame| &frame[..]);
-            let effects = self.machine.receive(header, &payloads, self.begun.elapsed());
+            let effects = self.machine.receive(header, &payloads, self.started.elapsed());
             self.perform(effects);
         }
     }
 
-    fn take_published(&mut self) {
+    fn receive_published(&mut self) {
         for _ in 0..BATCH {
             let now = self.now();
             let published = match self.data.receive(now, &mut self.machine) {
@@ -362,9 +369,9 @@ impl Loop {
         }
     }
 
-    /// Handles the outcomes reported so far. Later ones wake the next turn, so that sources that
-    /// send all the time do not keep the publisher waiting.
-    fn do_work(&mut self) {
+    /// Handles the outcomes reported so far. Later outcomes wait for the next turn, so that sources
+    /// that send all the time do not keep the publisher waiting.
+    fn handle_outcomes(&mut self) {
         let outcomes =
             std::mem::take(&mut *self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner));
         for (model, key, outcome) in outcomes {
@@ -379,7 +386,7 @@ impl Loop {
                     Vec::new()
                 }
                 Outcome::Applied { digest, base, lost } => {
-                    self.tell_overflow(&model, key, &lost);
+                    self.notify_overflow(&model, key, &lost);
                     self.machine.applied(&model, key, &digest, base, &overflow_text(&lost), now)
                 }
                 Outcome::Decoded(decoding, done) => self.machine.decoded(*decoding, done, now),
@@ -389,10 +396,10 @@ impl Loop {
                 }
                 Outcome::Late => {
                     let text = format!(
-                        "version {} of {}: the user's function has returned, too late: what it says is ignored",
+                        "version {} of {}: the user's function returned after its deadline; its result is ignored",
                         key.1, model
                     );
-                    self.tell(Event::Notice { code: Code::Apply, text });
+                    self.notify(Event::Notice { code: Code::Apply, text });
                     Vec::new()
                 }
                 Outcome::FromSource(chunk) => self.machine.source_chunk(&model, key, &chunk, now),
@@ -412,12 +419,12 @@ impl Loop {
             false => self.machine.failed(&model, key, &text, intact, now),
         };
         let ((epoch, version), code) = (key, Code::Apply);
-        self.tell(Event::Rejected { model, epoch, version, code, text });
+        self.notify(Event::Rejected { model, epoch, version, code, text });
         self.perform(effects);
     }
 
     /// Notifies the user of tensors that could not hold all values, once for each tensor.
-    fn tell_overflow(&mut self, model: &str, (_, version): Key, lost: &[Overflow]) {
+    fn notify_overflow(&mut self, model: &str, (_, version): Key, lost: &[Overflow]) {
         let is_new = |its: &&Overflow| self.overflowed.insert((model.to_owned(), its.name.clone()));
         let new: Vec<Overflow> = lost.iter().filter(is_new).cloned().collect();
         if !new.is_empty() {
@@ -427,7 +434,7 @@ impl Loop {
                 model,
                 overflow_text(&new)
             );
-            self.tell(Event::Notice { code: Code::from("overflow"), text });
+            self.notify(Event::Notice { code: Code::from("overflow"), text });
         }
     }
 
@@ -439,7 +446,7 @@ impl Loop {
                 Effect::Connect { endpoint, ticket } => self.connect(&endpoint, ticket),
                 Effect::Redial => self.redial(),
                 Effect::ChangeOver { to, pause } => self.change_over(to, pause),
-                Effect::Probe => self.probe.start(self.control.first(), self.shared.waker()),
+                Effect::Probe => self.probe.start(self.control.first_endpoint(), self.shared.waker()),
                 Effect::Ready(staged) => self.deliver(vec![staged]),
                 Effect::ReadyAtOnce(group) => self.deliver(group),
                 Effect::Decode(decoding) => self.decoder.decode(decoding),
@@ -453,15 +460,15 @@ impl Loop {
                 }
                 Effect::Joined { epoch } => {
                     self.refusals.clear();
-                    self.note_state();
-                    self.tell(Event::Joined { epoch }); // before `wait_joined` returns
+                    self.store_state();
+                    self.notify(Event::Joined { epoch }); // before `wait_joined` returns
                     self.shared.ready_queue.join(epoch);
                 }
-                Effect::Lost => self.tell(Event::Lost),
+                Effect::Lost => self.notify(Event::Lost),
                 Effect::Rejected { model, key, code, text } => self.rejected(model, key, code, text),
                 Effect::Refused { code, text } => self.refused(Code::from(&code[..]), text),
                 Effect::Notice { code, text } => {
-                    self.tell(Event::Notice { code: Code::from(&code[..]), text })
+                    self.notify(Event::Notice { code: Code::from(&code[..]), text })
                 }
             }
         }
@@ -481,7 +488,7 @@ impl Loop {
             Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);
-                self.tell(Event::Notice { code: Code::from("data-address"), text });
+                self.notify(Event::Notice { code: Code::from("data-address"), text });
             }
         }
     }
@@ -499,7 +506,7 @@ impl Loop {
         self.data.disconnect(&mut self.machine);
         let from = self.shared.address.swap(to, Ordering::AcqRel);
         let [from, to] = [from, to].map(|at| self.addresses[at].clone());
-        self.tell(Event::ChangedOver { from, to });
+        self.notify(Event::ChangedOver { from, to });
     }
 
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
@@ -516,12 +523,12 @@ impl Loop {
             code: Code::from(code),
             text: text.clone(),
         };
-        self.tell(Event::Rejected { model, epoch, version, code: Code::from(code), text });
+        self.notify(Event::Rejected { model, epoch, version, code: Code::from(code), text });
         self.shared.ready_queue.reject(error);
     }
 
     fn refused(&mut self, code: Code, text: String) {
-        self.tell(Event::Refused { code: code.clone(), text: text.clone() });
+        self.notify(Event::Refused { code: code.clone(), text: text.clone() });
         if let [address] = &self.addresses[..] {
             let (worker, address) = (self.worker.clone(), address.clone());
             self.shared.ready_queue.refuse(Error::Refused { worker, address, code, text });
@@ -530,8 +537,8 @@ impl Loop {
         }
     }
 
-    /// Ends a round in which no address gave this worker a session: an error for the user, if a
-    /// publisher refused the worker.
+    /// Ends a round in which no address gave this worker a session. If a publisher refused the
+    /// worker, reports an error to the user.
     fn refused_everywhere(&mut self) {
         let refusals = std::mem::take(&mut self.refusals);
         let code = match refusals.values().next() {
@@ -547,7 +554,7 @@ impl Loop {
         self.shared.ready_queue.refuse(Error::Refused { worker, address, code, text });
     }
 
-    fn tell(&mut self, event: Event) {
+    fn notify(&mut self, event: Event) {
         if let Some(listener) = &mut self.listener {
             listener(&event);
         }
@@ -561,9 +568,9 @@ struct Readable {
 }
 
 /// Closes the ready queue when the thread ends, also after a panic.
-struct CloseHandoff(Arc<Shared>);
+struct CloseQueue(Arc<Shared>);
 
-impl Drop for CloseHandoff {
+impl Drop for CloseQueue {
     fn drop(&mut self) {
         self.0.ready_queue.close("its thread ended unexpectedly, which is a bug");
     }

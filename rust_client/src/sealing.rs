@@ -1,9 +1,9 @@
-//! Sealed (encrypted) payloads and messages: keys, nonces, and associated data
-//! (`docs/protocol/keys.md`, "Sealing").
-//! See `publisher/sealer.rs` and a worker's `keyring.rs`.
+//! Sealed (encrypted) payloads and messages: derives keys, nonces and associated data, encrypts and
+//! decrypts (`docs/protocol/keys.md`, "Sealing"). The callers are `publisher/sealer.rs` and a
+//! worker's `keyring.rs`.
 //!
 //! ```text
-//! group key ──> id                              which group key it was
+//! group key ──> id                              names the group key in messages
 //!           ├─> key of messages ──> nonce: MESSAGE, count
 //!           └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
 //! ```
@@ -35,8 +35,8 @@ pub type Secret = [u8; 32];
 
 /// Returns the HMAC-SHA256 of the concatenated parts. The key must not be longer than a block.
 fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
-    let padded = |with: u8| {
-        let mut block = [with; 64];
+    let padded = |pad: u8| {
+        let mut block = [pad; 64];
         block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
         Sha256::new_with_prefix(block)
     };
@@ -49,7 +49,7 @@ fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
     hmac(secret, &[info, &[&[1]]].concat())
 }
 
-/// A key that only the workers of one publisher have.
+/// A key that only a publisher and its workers have.
 pub struct GroupKey {
     pub id: String,
     pub message_key: Secret,
@@ -176,27 +176,27 @@ pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
 pub struct Opening {
     gcm: Gcm,
     tag: [u8; TAG_BYTES],
-    crc: u32, // of the decrypted bytes, computed while they are in the cache
-    broken: bool,
+    crc: u32, // of the decrypted bytes, computed while these are in the cache
+    failed: bool,
 }
 
 impl Opening {
     /// Begins to decrypt a payload. Returns `None` if this build cannot decrypt.
     pub fn new(key: &Secret, nonce: &[u8; 12], associated: &[u8], tag: [u8; TAG_BYTES]) -> Option<Opening> {
-        Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, broken: false })
+        Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, failed: false })
     }
 
     /// Decrypts the next bytes in place.
     pub fn decrypt_next(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(PIECE_BYTES) {
-            self.broken |= !self.gcm.decrypt_in_place(piece);
+            self.failed |= !self.gcm.decrypt_in_place(piece);
             self.crc = crc32c_append(self.crc, piece);
         }
     }
 
     /// Returns the CRC-32C of the decrypted bytes; `None` if they are not authentic.
     pub fn verify(self) -> Option<u32> {
-        let sound = self.gcm.verify(&self.tag) && !self.broken;
+        let sound = self.gcm.verify(&self.tag) && !self.failed;
         sound.then_some(self.crc)
     }
 
@@ -204,7 +204,7 @@ impl Opening {
     /// the decrypted bytes, or `None` if they are not authentic.
     pub fn decrypt(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
         for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
-            self.broken |= !self.gcm.decrypt_to(piece, to);
+            self.failed |= !self.gcm.decrypt_to(piece, to);
             self.crc = crc32c_append(self.crc, to);
         }
         self.verify()

@@ -49,7 +49,7 @@ pub struct Segment {
     token: String,
     nbytes: usize,
     memory: Foreign,
-    file: Mutex<Own<File>>, // its file lock is one for all threads, so they take turns
+    file: Mutex<Own<File>>, // all threads share one file lock, so one thread at a time reads
 }
 
 impl Segment {
@@ -105,7 +105,7 @@ struct Unlock<'a>(&'a File);
 
 impl Drop for Unlock<'_> {
     fn drop(&mut self) {
-        let _ = os::unlock(self.0); // closing the file would release it, too
+        let _ = os::unlock(self.0); // after an error, closing the file releases the lock
     }
 }
 

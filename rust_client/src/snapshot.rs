@@ -40,7 +40,7 @@ impl Snapshot {
         self.layout.in_order()
     }
 
-    /// Returns the layout, which also has aliases and metadata.
+    /// Returns the layout, which also has the aliases of tensors and the layout's metadata.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -50,7 +50,7 @@ impl Snapshot {
         self.find(name).map(|(_, bytes)| bytes)
     }
 
-    /// Returns the elements of a tensor, which are copied only if the publisher did not align them.
+    /// Returns the elements of a tensor. They are copied only if the publisher did not align them.
     pub fn get<T: Element>(&self, name: &str) -> Result<Cow<'_, [T]>, Error> {
         let (info, bytes) = self.find(name)?;
         if info.dtype != T::DTYPE {

@@ -1,8 +1,9 @@
 //! Fetches chunks of versions from their sources (N1 to N3).
 //!
-//! Each source has a thread with a control socket and a session of level 1, which lasts as long as
-//! the fetching. The thread verifies and decrypts chunks. The worker's thread copies them to their
-//! place, so that a buffer has one writer. A window bounds the chunks between the two.
+//! Each source has a thread, which has a control socket and a session of level 1
+//! (`docs/protocol/index.md`) until all chunks are fetched. This thread verifies and decrypts
+//! chunks. The worker's thread copies them into the buffer, so that a buffer has one writer. A
+//! window limits the number of chunks that are requested or not copied yet.
 
 use crate::checksum::crc32c;
 use crate::control::{Control, Frame};
@@ -28,7 +29,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-const LOOK: Duration = Duration::from_millis(100); // between two looks whether the version is still wanted
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // of checks that the version is still wanted
 
 /// The job to fetch some chunks of a version from one source. No other source has these chunks.
 #[derive(Clone)]
@@ -52,9 +53,9 @@ pub struct SourceChunk {
     pub index: u64,
     pub crc: u32,
     pub bytes: Frame,
-    /// That of the job.
+    /// `SourceFetch::wanted` of the job.
     pub wanted: Weak<()>,
-    _held: Held,
+    _pending: PendingCopy,
 }
 
 impl fmt::Debug for SourceChunk {
@@ -63,17 +64,18 @@ impl fmt::Debug for SourceChunk {
     }
 }
 
-/// Counts a chunk that is not copied yet. At its end, the session may request another one.
-struct Held(Arc<AtomicUsize>, Arc<Waker>);
+/// Counts a chunk that is not copied yet. Once it is dropped, the session may request another
+/// chunk.
+struct PendingCopy(Arc<AtomicUsize>, Arc<Waker>);
 
-impl Held {
-    fn new(count: &Arc<AtomicUsize>, waker: &Arc<Waker>) -> Held {
+impl PendingCopy {
+    fn new(count: &Arc<AtomicUsize>, waker: &Arc<Waker>) -> PendingCopy {
         count.fetch_add(1, Ordering::Relaxed);
-        Held(count.clone(), waker.clone())
+        PendingCopy(count.clone(), waker.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for PendingCopy {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
         self.1.wake();
@@ -92,21 +94,21 @@ impl Sources {
         Sources { shared, stop: Arc::default(), running: Vec::new() }
     }
 
-    /// Starts a thread that fetches chunks. Each is reported as `Outcome::FromSource`, the end as
-    /// `Outcome::SourceOver`. `control` is the worker's own, with the keys of its publisher, and
-    /// `hello` the first message to the source.
+    /// Starts a thread that fetches chunks. Each chunk is reported as `Outcome::FromSource`, and
+    /// the end of the job as `Outcome::SourceOver`. `control` is the worker's own connection, which
+    /// has the keys for the publisher. `hello` is the first message to the source.
     pub fn fetch(&mut self, job: SourceFetch, control: &Control, hello: Hello, timing: Timing) {
         self.running.retain(|(_, thread)| !thread.is_finished());
-        let (shared, stop, unbegun) = (self.shared.clone(), self.stop.clone(), job.clone());
-        let begun = Session::new(job, control, hello, timing).and_then(|session| {
+        let (shared, stop, unstarted) = (self.shared.clone(), self.stop.clone(), job.clone());
+        let started = Session::new(job, control, hello, timing).and_then(|session| {
             let waker = session.waker.clone();
             let run = move || run(session, &shared, &stop);
             let thread = thread::Builder::new().name("weightbus-source".to_owned());
             Ok((waker, thread.spawn(run).map_err(|error| format!("there is no thread for it ({})", error))?))
         });
-        match begun {
+        match started {
             Ok(running) => self.running.push(running),
-            Err(fault) => over(&self.shared, unbegun, Err(fault)),
+            Err(fault) => report_end(&self.shared, unstarted, Err(fault)),
         }
     }
 }
@@ -123,7 +125,7 @@ impl Drop for Sources {
 
 fn run(mut session: Session, shared: &Shared, stop: &AtomicBool) {
     let done = catch_unwind(AssertUnwindSafe(|| session.run(shared, stop)));
-    over(
+    report_end(
         shared,
         session.job.clone(),
         done.unwrap_or_else(|_| Err("its thread failed, which is a bug".to_owned())),
@@ -131,9 +133,9 @@ fn run(mut session: Session, shared: &Shared, stop: &AtomicBool) {
 }
 
 /// Reports the end of a job. Chunks that have not arrived are fetched from the publisher.
-fn over(shared: &Shared, job: SourceFetch, done: Result<(), String>) {
+fn report_end(shared: &Shared, job: SourceFetch, done: Result<(), String>) {
     let (model, key) = (job.subject.model.clone(), (job.subject.epoch, job.subject.version));
-    shared.tell(&model, key, Outcome::SourceOver(Box::new(job), done));
+    shared.report(&model, key, Outcome::SourceOver(Box::new(job), done));
 }
 
 /// The session with one source.
@@ -144,15 +146,15 @@ struct Session {
     timing: Timing,
     hello: Vec<u8>,
     keyring: Option<Keyring>, // None: chunks come in the clear
-    begun: Instant,
-    inside: bool,
-    missing: Vec<u64>, // to be requested, the next one last
+    started: Instant,
+    in_session: bool,
+    missing: Vec<u64>, // chunks to be requested, the next one last
     requested: BTreeSet<u64>,
-    held: Arc<AtomicUsize>, // chunks that the worker's thread has not copied yet
+    uncopied: Arc<AtomicUsize>, // number of chunks that the worker's thread has not copied yet
     damaged: u32,
     heard_at: Time,
-    asked_at: Time,
-    overdue_since: Option<Time>, // since when a ping was answered that was sent after all requests
+    requested_at: Time,
+    overdue_since: Option<Time>, // first pong for a ping that was sent after all requests
 }
 
 impl Session {
@@ -172,20 +174,20 @@ impl Session {
             timing,
             hello: encode(&FromWorker::Hello(hello)),
             keyring,
-            begun: Instant::now(),
-            inside: false,
+            started: Instant::now(),
+            in_session: false,
             missing,
             requested: BTreeSet::new(),
-            held: Arc::default(),
+            uncopied: Arc::default(),
             damaged: 0,
             heard_at: Time::ZERO,
-            asked_at: Time::ZERO,
+            requested_at: Time::ZERO,
             overdue_since: None,
         })
     }
 
-    /// Fetches the chunks. Returns why some of them are lacking, if any are. Stops early once the
-    /// worker stops, or the transfer no longer waits.
+    /// Fetches the chunks. Returns an error with the reason if the source has not sent all of them.
+    /// Stops early, with `Ok`, once the worker stops or the transfer no longer waits.
     fn run(&mut self, shared: &Shared, stop: &AtomicBool) -> Result<(), String> {
         let done = self.fetch_all(shared, stop);
         self.send(FromWorker::Bye(Bye::default()));
@@ -198,13 +200,13 @@ impl Session {
             if stop.load(Ordering::Relaxed) || self.job.wanted.strong_count() == 0 {
                 return Ok(());
             }
-            self.check_deadlines(self.begun.elapsed())?;
+            self.check_deadlines(self.started.elapsed())?;
             self.wait().map_err(|error| format!("its sockets failed ({})", error))?;
-            while let Some(frames) = self.control.receive(self.begun.elapsed()) {
-                self.take(frames, shared)?;
+            while let Some(frames) = self.control.receive(self.started.elapsed()) {
+                self.handle(frames, shared)?;
             }
-            let now = self.begun.elapsed();
-            let changes = self.control.changed(now, self.timing.lost_after);
+            let now = self.started.elapsed();
+            let changes = self.control.take_changes(now, self.timing.lost_after);
             if let Some(why) = changes.refused {
                 return Err(why.to_owned());
             }
@@ -212,7 +214,7 @@ impl Session {
                 return Err("its connection is closed, or cannot be opened".to_owned());
             }
             let due = |at: Option<Time>, every| at.map_or(true, |at| now.saturating_sub(at) >= every);
-            if self.inside {
+            if self.in_session {
                 self.request(now);
                 if due(Some(pinged_at), self.timing.ping) {
                     pinged_at = now;
@@ -227,8 +229,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns an error if the source is silent, or answers pings but no requests. Answers come in
-    /// the order of the requests.
+    /// Returns an error if the source is silent, or answers pings but not the requests before them.
+    /// A source answers in the order of the messages.
     fn check_deadlines(&self, now: Time) -> Result<(), String> {
         let patience = self.timing.lost_after;
         let late = |since: Time| now.saturating_sub(since) >= patience;
@@ -241,16 +243,16 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for input, for a wake-up, or for the time to look again.
+    /// Waits for input, for a wake-up, or for `CHECK_INTERVAL`.
     fn wait(&mut self) -> io::Result<()> {
-        let control = self.control.process_events(self.begun.elapsed());
+        let control = self.control.process_events(self.started.elapsed());
         let mut items = vec![zmq::PollItem::from_fd(self.waker.as_raw_fd(), zmq::POLLIN)];
         items.extend(control.map(|(descriptor, unsent)| {
             let events = if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
             zmq::PollItem::from_fd(descriptor, events)
         }));
         let at_once = self.control.has_arrived() || self.control.has_changed();
-        let milliseconds = if at_once { 0 } else { LOOK.as_millis() as i64 };
+        let milliseconds = if at_once { 0 } else { CHECK_INTERVAL.as_millis() as i64 };
         match zmq::poll(&mut items, milliseconds) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
@@ -264,8 +266,8 @@ impl Session {
     }
 
     /// Handles a message. An error ends the session.
-    fn take(&mut self, mut frames: Vec<Frame>, shared: &Shared) -> Result<(), String> {
-        let now = self.begun.elapsed();
+    fn handle(&mut self, mut frames: Vec<Frame>, shared: &Shared) -> Result<(), String> {
+        let now = self.started.elapsed();
         self.heard_at = now;
         let header = frames.first().map_or(&[][..], |frame| &frame[..]);
         let count = frames.len().saturating_sub(1);
@@ -278,7 +280,7 @@ impl Session {
                 if let Some(keyring) = &mut self.keyring {
                     keyring.add(&welcome.keys, now + self.timing.lost_after);
                 }
-                self.inside = true;
+                self.in_session = true;
             }
             FromPublisher::Rekey(rekey) => {
                 if let Some(keyring) = &mut self.keyring {
@@ -289,7 +291,8 @@ impl Session {
                 self.send(FromWorker::Pong(Pong { token: ping.token, ..Pong::default() }));
             }
             FromPublisher::Pong(pong) => {
-                let passed = Duration::from_millis(pong.token) > self.asked_at && !self.requested.is_empty();
+                let passed =
+                    Duration::from_millis(pong.token) > self.requested_at && !self.requested.is_empty();
                 self.overdue_since = self.overdue_since.or(passed.then_some(now));
             }
             FromPublisher::Refuse(refuse) => {
@@ -318,7 +321,7 @@ impl Session {
         model == wanted && key == (*epoch, *version) && patch.is_none() && self.requested.contains(&index)
     }
 
-    /// Returns the checksum of an intact chunk in the clear.
+    /// Returns the checksum of a chunk in the clear; `None` if the chunk is damaged.
     fn check(&self, chunk: &Chunk, bytes: &[u8]) -> Option<u32> {
         let sound = self.keyring.is_none()
             && self.job.plan.fits(chunk.index, bytes.len())
@@ -326,7 +329,7 @@ impl Session {
         sound.then_some(chunk.crc) // W9
     }
 
-    /// Returns the checksum and the bytes of an authentic chunk.
+    /// Returns the checksum and the bytes of a sealed chunk; `None` if the chunk is not authentic.
     fn decrypt(&mut self, chunk: &SealedChunk, sealed: &[u8]) -> Option<(u32, Frame)> {
         let opening = match &mut self.keyring {
             Some(keyring) if self.job.plan.fits(chunk.index, sealed.len()) => {
@@ -348,24 +351,31 @@ impl Session {
             None => {
                 self.damaged += 1;
                 self.missing.push(index);
-                let end = self.damaged > DAMAGED_MAX;
-                return if end { Err("its chunks are damaged".to_owned()) } else { Ok(()) };
+                let too_many = self.damaged > DAMAGED_MAX;
+                return if too_many { Err("its chunks are damaged".to_owned()) } else { Ok(()) };
             }
         };
         let (subject, wanted) = (&self.job.subject, self.job.wanted.clone());
-        let chunk = SourceChunk { index, crc, bytes, wanted, _held: Held::new(&self.held, &self.waker) };
-        shared.tell(&subject.model, (subject.epoch, subject.version), Outcome::FromSource(chunk));
+        let chunk = SourceChunk {
+            index,
+            crc,
+            bytes,
+            wanted,
+            _pending: PendingCopy::new(&self.uncopied, &self.waker),
+        };
+        shared.report(&subject.model, (subject.epoch, subject.version), Outcome::FromSource(chunk));
         Ok(())
     }
 
-    /// Requests chunks, as far as the window allows (W11). Chunks that are not copied yet count.
+    /// Requests chunks, as far as the window allows (W11). Chunks that are not copied yet count
+    /// against the window.
     fn request(&mut self, now: Time) {
-        let held = self.held.load(Ordering::Relaxed);
-        if self.missing.is_empty() || self.requested.len() + held > WINDOW_CHUNKS / 2 {
+        let uncopied = self.uncopied.load(Ordering::Relaxed);
+        if self.missing.is_empty() || self.requested.len() + uncopied > WINDOW_CHUNKS / 2 {
             return;
         }
         let mut ranges: Vec<(u64, u64)> = Vec::new();
-        while self.requested.len() + held < WINDOW_CHUNKS {
+        while self.requested.len() + uncopied < WINDOW_CHUNKS {
             let index = match self.missing.pop() {
                 Some(index) => index,
                 None => break,
@@ -376,7 +386,7 @@ impl Session {
                 _ => ranges.push((index, 1)),
             }
         }
-        (self.asked_at, self.overdue_since) = (now, None);
+        (self.requested_at, self.overdue_since) = (now, None);
         for (first, count) in ranges {
             let Subject { model, epoch, version, .. } = self.job.subject.clone();
             self.send(FromWorker::Fetch(Fetch { model, epoch, version, first, count, ..Fetch::default() }));

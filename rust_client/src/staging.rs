@@ -1,7 +1,7 @@
 //! Reusable buffers, in which the versions of one model arrive and wait.
 //!
 //! At most two buffers are in use for staging: one for a complete version that waits to be applied,
-//! the other for the arriving version. So a steady stream of versions touches no fresh memory. A
+//! the other for the arriving version. So a steady stream of versions allocates no new memory. A
 //! buffer returns to its pool when it is dropped, in any thread.
 
 use crate::layout::Layout;
@@ -52,8 +52,8 @@ impl fmt::Debug for StagedVersion {
 #[derive(Default)]
 struct Pool {
     free: Vec<Memory>,
-    nbytes: u64,    // size of each memory: as the last begun version
-    staging: usize, // buffers in use for staging
+    nbytes: u64,    // size of each free memory, which is that of the last version
+    staging: usize, // number of buffers in use for staging
 }
 
 /// The buffers of one model.
@@ -63,12 +63,12 @@ pub struct Buffers(Arc<Mutex<Pool>>);
 /// Memory of the size of a version's data section.
 #[derive(Default)]
 pub struct Buffer {
-    memory: Option<Memory>, // None once taken
-    home: Weak<Mutex<Pool>>,
-    staging: bool,
+    memory: Option<Memory>, // None in a default buffer
+    pool: Weak<Mutex<Pool>>,
+    staging: bool, // in use for staging
 }
 
-fn open(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
+fn lock(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner) // a list of memory is never half changed
 }
 
@@ -92,7 +92,7 @@ impl Buffers {
     /// Allocates a buffer of this size now, so that the first version need not wait for the
     /// allocation. If the allocation fails, a later `take` returns the error.
     pub fn reserve(&self, nbytes: u64) {
-        let mut pool = open(&self.0);
+        let mut pool = lock(&self.0);
         if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
             pool.keep(nbytes);
             pool.free.extend(memory_of(nbytes, true).ok());
@@ -102,20 +102,20 @@ impl Buffers {
     /// Returns a buffer of this size, reused if possible; `None` if `BUFFERS_MAX` buffers are in
     /// use for staging.
     pub fn take(&self, nbytes: u64) -> io::Result<Option<Buffer>> {
-        let mut pool = open(&self.0);
+        let mut pool = lock(&self.0);
         if pool.staging >= BUFFERS_MAX {
             return Ok(None);
         }
         let memory = pool.take(nbytes)?;
         pool.staging += 1;
-        Ok(Some(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: true }))
+        Ok(Some(Buffer { memory: Some(memory), pool: Arc::downgrade(&self.0), staging: true }))
     }
 
     /// Returns a buffer for a copy, which does not count as in use for staging.
     pub fn take_for_copy(&self, nbytes: u64) -> io::Result<Buffer> {
-        let mut pool = open(&self.0);
+        let mut pool = lock(&self.0);
         let memory = pool.take(nbytes)?;
-        Ok(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: false })
+        Ok(Buffer { memory: Some(memory), pool: Arc::downgrade(&self.0), staging: false })
     }
 }
 
@@ -126,11 +126,12 @@ fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
 
 impl Buffer {
     /// Returns a buffer for a patch, which belongs to no model's pool.
-    pub fn alone(nbytes: u64) -> io::Result<Buffer> {
-        Ok(Buffer { memory: Some(memory_of(nbytes, false)?), home: Weak::new(), staging: false })
+    pub fn unpooled(nbytes: u64) -> io::Result<Buffer> {
+        Ok(Buffer { memory: Some(memory_of(nbytes, false)?), pool: Weak::new(), staging: false })
     }
 
-    /// Returns the memory, whose pages can be exchanged with those of a model.
+    /// Returns the memory, whose pages can be exchanged with those of a model. Returns `None` for a
+    /// default buffer.
     pub fn pages(&mut self) -> Option<&mut Memory> {
         self.memory.as_mut()
     }
@@ -138,8 +139,8 @@ impl Buffer {
     /// Stops counting the buffer as in use for staging, since a snapshot or a patch base keeps it.
     pub fn keep(&mut self) {
         if std::mem::take(&mut self.staging) {
-            if let Some(pool) = self.home.upgrade() {
-                open(&pool).staging -= 1;
+            if let Some(pool) = self.pool.upgrade() {
+                lock(&pool).staging -= 1;
             }
         }
     }
@@ -161,8 +162,8 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(pool) = self.home.upgrade() {
-            let mut pool = open(&pool);
+        if let Some(pool) = self.pool.upgrade() {
+            let mut pool = lock(&pool);
             pool.staging -= usize::from(self.staging);
             let fits = self.len() as u64 == pool.nbytes;
             if fits && pool.free.len() < BUFFERS_KEPT {
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     fn kept(buffers: &Buffers) -> Vec<usize> {
-        open(&buffers.0).free.iter().map(|memory| memory.len()).collect()
+        lock(&buffers.0).free.iter().map(|memory| memory.len()).collect()
     }
 
     #[test]

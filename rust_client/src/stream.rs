@@ -1,4 +1,4 @@
-//! Updates for async tasks: a dedicated thread applies versions, and wakes the task that waits.
+//! A stream of updates for async tasks: a dedicated thread applies versions, and wakes the task.
 
 use crate::error::Error;
 use crate::worker::{Update, Worker};
@@ -9,11 +9,11 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-const LOOK: Duration = Duration::from_millis(100); // how often to check for a dropped stream
+const CHECK_INTERVAL: Duration = Duration::from_millis(100); // how often to check for a dropped stream
 
-/// What the stream and its thread share: at most one item, and the task to wake.
+/// The state that the stream and its thread share: at most one item, and the task to wake.
 #[derive(Default)]
-struct Between {
+struct State {
     item: Option<Result<Update, Error>>,
     waker: Option<Waker>,
     ended: bool,
@@ -21,34 +21,34 @@ struct Between {
 }
 
 #[derive(Default)]
-struct Meeting {
-    between: Mutex<Between>,
+struct Channel {
+    state: Mutex<State>,
     taken: Condvar,
 }
 
-impl Meeting {
-    fn open(&self) -> MutexGuard<'_, Between> {
-        self.between.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
-    /// Hands over an item, once the previous one was taken. Returns false if the stream was
-    /// dropped.
-    fn leave(&self, item: Result<Update, Error>) -> bool {
-        let mut between = self.open();
-        while between.item.is_some() && !between.unwanted {
-            between = self.taken.wait(between).unwrap_or_else(PoisonError::into_inner);
+    /// Passes an item to the stream, once the previous item was taken. Returns false if the stream
+    /// was dropped.
+    fn send(&self, item: Result<Update, Error>) -> bool {
+        let mut state = self.lock();
+        while state.item.is_some() && !state.unwanted {
+            state = self.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        between.item = Some(item);
-        let wanted = !between.unwanted;
-        wake(between);
+        state.item = Some(item);
+        let wanted = !state.unwanted;
+        wake(state);
         wanted
     }
 }
 
 /// Wakes the waiting task after releasing the lock, since the task may poll at once.
-fn wake(mut between: MutexGuard<'_, Between>) {
-    let waker = between.waker.take();
-    drop(between);
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
     if let Some(waker) = waker {
         waker.wake();
     }
@@ -59,27 +59,27 @@ fn wake(mut between: MutexGuard<'_, Between>) {
 /// The stream needs no particular runtime: poll it with `poll_next`, or as a `futures_core::Stream`
 /// with the feature `stream`. At most one version is applied ahead of the one that waits to be
 /// taken. Of the versions that arrive meanwhile, only the newest is applied.
-pub struct UpdateStream(Arc<Meeting>);
+pub struct UpdateStream(Arc<Channel>);
 
 impl UpdateStream {
     pub(crate) fn of(worker: Arc<Worker>) -> io::Result<UpdateStream> {
-        let meeting = Arc::new(Meeting::default());
-        let stream = UpdateStream(meeting.clone());
+        let channel = Arc::new(Channel::default());
+        let stream = UpdateStream(channel.clone());
         let apply = move || {
-            while !meeting.open().unwanted {
-                let wanted = match worker.receive(LOOK) {
+            while !channel.lock().unwanted {
+                let wanted = match worker.receive(CHECK_INTERVAL) {
                     Ok(None) => continue,
                     Err(Error::Closed { .. }) => break,
-                    Ok(Some(update)) => meeting.leave(Ok(update)),
-                    Err(error) => meeting.leave(Err(error)),
+                    Ok(Some(update)) => channel.send(Ok(update)),
+                    Err(error) => channel.send(Err(error)),
                 };
                 if !wanted {
                     return;
                 }
             }
-            let mut between = meeting.open();
-            between.ended = true;
-            wake(between);
+            let mut state = channel.lock();
+            state.ended = true;
+            wake(state);
         };
         thread::Builder::new().name("weightbus-stream".to_owned()).spawn(apply)?;
         Ok(stream)
@@ -90,15 +90,15 @@ impl UpdateStream {
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
         // cloned and dropped without the lock: both run foreign code
         let mut waker = Some(context.waker().clone());
-        let mut between = self.0.open();
-        if let Some(item) = between.item.take() {
+        let mut state = self.0.lock();
+        if let Some(item) = state.item.take() {
             self.0.taken.notify_all();
             return Poll::Ready(Some(item));
         }
-        if between.ended {
+        if state.ended {
             return Poll::Ready(None);
         }
-        std::mem::swap(&mut between.waker, &mut waker);
+        std::mem::swap(&mut state.waker, &mut waker);
         Poll::Pending
     }
 }
@@ -123,7 +123,7 @@ impl fmt::Debug for UpdateStream {
 
 impl Drop for UpdateStream {
     fn drop(&mut self) {
-        self.0.open().unwanted = true;
+        self.0.lock().unwanted = true;
         self.0.taken.notify_all();
     }
 }

@@ -1,12 +1,12 @@
 //! The worker's data connection, which is dialled in the background. Chunks are read straight into
-//! their place in a version's buffer.
+//! a version's buffer.
 //!
 //! The connection belongs to one thread, which never blocks here. Another thread looks up the host,
 //! connects, and then wakes the first thread. A connection that breaks or falls silent is dialled
 //! again.
 
 use crate::endpoint::Endpoint;
-use crate::limits::{COMMANDS, UNREAD_BYTES_MAX};
+use crate::limits::{COMMANDS_PER_SECOND_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::os;
 use crate::raw::socket::{is_name, unix_by_name};
@@ -28,7 +28,7 @@ const REDIAL: Duration = Duration::from_millis(50); // pause between two attempt
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
 const SECOND: Duration = Duration::from_secs(1);
-const LOW_WATER_BYTES: usize = 1 << 18; // of a payload that must arrive before a wake-up
+const LOW_WATER_BYTES: usize = 1 << 18; // of a payload: a wake-up waits for at most so many bytes
 
 /// Connects to an endpoint. `patience` is the limit for each address of the host.
 pub fn dial(endpoint: &Endpoint, patience: Duration) -> io::Result<Own<TcpStream>> {
@@ -73,7 +73,7 @@ pub struct Subscription<T> {
     stream: Stream<T>,
     waker: Arc<Waker>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
-    generation: u64, // of the endpoint: a connection to an earlier one is dropped
+    generation: u64, // number of the endpoint: a connection to an earlier endpoint is dropped
     dialling: bool,
     dial_at: Time,
     pause: Duration,
@@ -119,7 +119,7 @@ impl<T: Copy> Subscription<T> {
         self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
     }
 
-    /// Closes the connection. The next one needs another call of `connect`.
+    /// Closes the connection. The next connection needs another call of `connect`.
     pub fn disconnect(&mut self, places: &mut impl Places<Ticket = T>) {
         self.redial(places);
         self.endpoint = None;
@@ -166,9 +166,9 @@ impl<T: Copy> Subscription<T> {
         self.connection.as_ref().map(|connection| (connection.as_raw_fd(), unsent))
     }
 
-    /// True if there is something to handle already, so that `poll` need not wait.
+    /// True if `receive` may return a message without new bytes, so that `poll` need not wait.
     pub fn has_arrived(&self) -> bool {
-        !self.stream.arrived.is_empty() || self.stream.is_held()
+        !self.stream.arrived.is_empty() || self.stream.is_deferred()
     }
 
     /// Returns the next message, if there is one.
@@ -178,7 +178,7 @@ impl<T: Copy> Subscription<T> {
             match self.stream.read(&mut **connection, places) {
                 Ok(count) if count > 0 => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.expect(self.stream.missing().min(LOW_WATER_BYTES));
+                    self.set_low_water(self.stream.missing().min(LOW_WATER_BYTES));
                     return None;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -205,14 +205,15 @@ impl<T: Copy> Subscription<T> {
         if now.saturating_sub(self.counted.1) >= SECOND {
             self.counted = (self.stream.commands, now);
         }
-        let many = self.stream.commands.saturating_sub(self.counted.0) > u64::from(COMMANDS);
-        if many || self.stream.outgoing.len() > UNREAD_BYTES_MAX {
+        let too_many =
+            self.stream.commands.saturating_sub(self.counted.0) > u64::from(COMMANDS_PER_SECOND_MAX);
+        if too_many || self.stream.outgoing.len() > UNREAD_BYTES_MAX {
             self.hang_up(places);
         }
     }
 
-    /// Lets `poll` sleep until `count` bytes have arrived, rather than wake for each packet.
-    fn expect(&mut self, count: usize) {
+    /// Makes `poll` wait until `count` bytes have arrived, instead of waking for each packet.
+    fn set_low_water(&mut self, count: usize) {
         if let Some(connection) = self.connection.as_ref().filter(|_| count != self.low_water) {
             if os::set_receive_low_water(connection.as_raw_fd(), count).is_ok() {
                 self.low_water = count;
@@ -239,6 +240,7 @@ impl<T: Copy> Subscription<T> {
         self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
     }
 
+    /// Handles the result of an attempt to connect.
     fn adopt(&mut self, dialled: Dialled, now: Time) {
         if dialled.generation != self.generation {
             return;
@@ -252,7 +254,7 @@ impl<T: Copy> Subscription<T> {
             (self.heard_at, self.counted) = (now, (0, now));
             self.low_water = 1;
             self.stream = Stream::new(&self.topics);
-            self.stream.show(std::mem::take(&mut self.ticket)); // used once
+            self.stream.set_ticket(std::mem::take(&mut self.ticket)); // used once
         }
     }
 

@@ -4,28 +4,28 @@
 //!
 //! ```text
 //! Missing ──fetch──> Requested ──┐
-//!    │                   │       ├──> Here
+//!    │                   │       ├──> Received
 //!    ├──────push─────────┼───────┤
-//!    ├──────lend─────────┴─> Leased ──damaged, cut off──> Missing
-//!    └──a source has it──> AtSource ──the source is over──> Missing
+//!    ├──────lease────────┴─> Leased ──damaged, cut off──> Missing
+//!    └──a source has it──> AtSource ──the source's job ends──> Missing
 //! ```
 //!
-//! A chunk is `Leased` (leased) while its bytes are being received straight into the buffer. A
-//! second copy of the chunk that arrives meanwhile is ignored, so that only one writer has this
-//! part of the buffer.
+//! A chunk is `Leased` while its bytes are being received straight into the buffer. A second copy
+//! of the chunk that arrives meanwhile is ignored, so that only one writer has this part of the
+//! buffer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
 //! fetched at once. A missing chunk above it may still be pushed, and is fetched after `end`, or
 //! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
-//! answer comes in time, all requested chunks are missing again, and the timeout doubles until
-//! something arrives. Answers come in the order of the requests: until a later ping is answered,
-//! the chunks may still be on their way, and the longest timeout holds.
+//! answer comes in time, all requested chunks are missing again, and the timeout doubles until a
+//! chunk arrives. Answers come in the order of the requests: until a later ping is answered, the
+//! chunks may still be on their way, and the longest timeout applies.
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.
 //!
-//! Chunks that sources have are fetched there, in other threads. Until a source is over, its chunks
-//! are accepted from nowhere else.
+//! Chunks that sources have are fetched there, in other threads. Until a source's job ends, its
+//! chunks are accepted only from this source.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
@@ -85,7 +85,7 @@ impl ChunkPlan {
 enum State {
     Missing,
     Requested,
-    Here,
+    Received,
     Leased,
     AtSource,
 }
@@ -93,24 +93,24 @@ enum State {
 impl State {
     /// True if a copy that arrives from the publisher is ignored.
     fn is_taken(self) -> bool {
-        matches!(self, State::Here | State::Leased | State::AtSource)
+        matches!(self, State::Received | State::Leased | State::AtSource)
     }
 }
 
-/// The place in the buffer where a chunk is being received.
+/// The lease of the buffer space where a chunk is being received.
 struct Lease {
     id: u64,
     index: usize,
-    filled: usize, // bytes received
-    crc: u32,      // of the received bytes, while they are in the cache; unused if sealed
-    opening: Option<Opening>,
-    seen: usize, // `filled` when `wants` was last called
+    filled: usize,            // bytes received
+    crc: u32,                 // of the received bytes; unused if the chunk is sealed
+    opening: Option<Opening>, // decrypts a sealed chunk
+    seen: usize,              // `filled` when `wants` was last called
 }
 
 /// The payload of a chunk.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
-    /// Bytes, to be copied to their place.
+    /// Bytes, to be copied into the buffer.
     Bytes(&'a [u8]),
     /// The id of the lease under which the bytes were received into the buffer.
     InPlace(u64),
@@ -145,8 +145,8 @@ pub struct Piece<'a> {
 /// A patch that arrives instead of a whole version.
 struct Patched {
     patch: Patch,
-    waits: Option<(Base, Buffer)>, // base and destination; None while it is being decoded
-    wanted: Arc<()>,
+    inputs: Option<(Base, Buffer)>, // base and destination; None while the patch is being decoded
+    wanted: Arc<()>,                // see `Patching::wanted`
 }
 
 /// A version on its way into a buffer.
@@ -154,32 +154,32 @@ pub struct Transfer {
     announce: Announce,
     layout: Arc<Layout>,
     buffer: Buffer,
-    here: usize,       // undamaged chunks that are here
-    restarts: u32,     // times that the whole did not match its digest
-    reported_at: Time, // last progress report
+    chunks_received: usize, // number of undamaged chunks received
+    restarts: u32,          // times that all chunks together did not match the digest
+    reported_at: Time,      // last progress report
     digest: Option<String>,
     unpatched_reason: String, // why the version arrives whole, though patches were offered
-    decode_us: u64,           // microseconds that decoding the patch took; 0 before
+    decode_us: u64,           // microseconds that decoding the patch took; 0 until then
     patched: Option<Patched>,
     tries: u32, // timeouts in a row without progress
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
-    asked: usize,
-    cursor: usize, // no chunk below this index is missing
-    pushed: usize, // every chunk below this index was pushed, or lost on the way
+    requested: usize, // number of chunks in state `Requested`
+    cursor: usize,    // no chunk below this index is missing
+    pushed: usize,    // every chunk below this index was pushed, or lost on the way
     damaged: u32,
     timing: Timing,
     heard_at: Time,
-    asked_at: Time,
+    requested_at: Time,
     answered: Option<Time>, // send time of the last ping that was answered
     patience: Duration,
     gap: Duration, // longest recent time between two chunks
-    end_asked: bool,
+    end_requested: bool,
     arrival: Coming,
     lease: Option<Lease>,
-    at_sources: usize,             // chunks that sources are to send
-    from_sources: Option<Arc<()>>, // while there are any
+    at_sources: usize,             // number of chunks in state `AtSource`
+    from_sources: Option<Arc<()>>, // token of the sources' jobs, while `at_sources` is not 0
 }
 
 impl Transfer {
@@ -209,7 +209,7 @@ impl Transfer {
         timing: Timing,
     ) -> Transfer {
         let mut transfer = Transfer::of_bytes(patch.nbytes, announce, layout, buffer, now, timing);
-        transfer.patched = Some(Patched { patch, waits: Some((base, version)), wanted: Arc::default() });
+        transfer.patched = Some(Patched { patch, inputs: Some((base, version)), wanted: Arc::default() });
         transfer
     }
 
@@ -227,7 +227,7 @@ impl Transfer {
             announce,
             layout,
             buffer,
-            here: 0,
+            chunks_received: 0,
             restarts: 0,
             reported_at: now,
             digest: None,
@@ -238,17 +238,17 @@ impl Transfer {
             plan,
             states: vec![State::Missing; count],
             crcs: vec![0; count],
-            asked: 0,
+            requested: 0,
             cursor: 0,
             pushed: 0,
             damaged: 0,
             timing,
             heard_at: now,
-            asked_at: now,
+            requested_at: now,
             answered: None,
             patience: timing.patience,
             gap: Duration::ZERO,
-            end_asked: false,
+            end_requested: false,
             arrival: Coming::Received,
             lease: None,
             at_sources: 0,
@@ -266,11 +266,11 @@ impl Transfer {
     }
 
     /// Returns the number of undamaged chunks received.
-    pub fn here(&self) -> usize {
-        self.here
+    pub fn chunks_received(&self) -> usize {
+        self.chunks_received
     }
 
-    /// Returns how often the received chunks did not match the digest.
+    /// Returns how often all received chunks together did not match the digest.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
@@ -280,7 +280,7 @@ impl Transfer {
         &self.unpatched_reason
     }
 
-    /// Returns the microseconds that decoding the patch took; 0 before.
+    /// Returns the microseconds that decoding the patch took; 0 until then.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }
@@ -316,7 +316,7 @@ impl Transfer {
     /// Returns the bytes that the patch builds on; `None` without a patch, or once the patch is
     /// being decoded.
     pub fn builds_on(&self) -> Option<&Bytes> {
-        let (base, _) = self.patched.as_ref()?.waits.as_ref()?;
+        let (base, _) = self.patched.as_ref()?.inputs.as_ref()?;
         Some(&base.bytes)
     }
 
@@ -325,7 +325,7 @@ impl Transfer {
     pub fn decode(&mut self) -> Option<Patching> {
         let digest = self.digest.clone()?;
         let patched = self.patched.as_mut()?;
-        let (base, version) = patched.waits.take()?;
+        let (base, version) = patched.inputs.take()?;
         let wanted = Arc::downgrade(&patched.wanted);
         self.change_way(Way::Patched);
         Some(Patching {
@@ -353,14 +353,15 @@ impl Transfer {
     }
 
     /// Returns the buffer, the layout and the digest of a complete, verified version.
-    pub fn whole(self) -> (Buffer, Arc<Layout>, String) {
+    pub fn into_parts(self) -> (Buffer, Arc<Layout>, String) {
         (self.buffer, self.layout, self.digest.unwrap_or_default())
     }
 
-    /// Returns a transfer of the whole version instead of its patch, into `buffer` or else the
-    /// buffer for the decoded version. Returns `None` if the decoder has that.
+    /// Returns a transfer of the whole version instead of its patch. The version is received into
+    /// `buffer`, or without it into the buffer for the decoded version. Returns `None` if there is
+    /// no `buffer`, and the decoder has the other one.
     pub fn give_up(self, buffer: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
-        let buffer = buffer.or_else(|| Some(self.patched?.waits?.1))?;
+        let buffer = buffer.or_else(|| Some(self.patched?.inputs?.1))?;
         let mut whole = Transfer::new(self.announce, self.layout, buffer, why, now, self.timing);
         whole.pull();
         Some(whole)
@@ -373,13 +374,13 @@ impl Transfer {
 
     /// True if every chunk has been received, and the digest is known.
     pub fn complete(&self) -> bool {
-        self.here == self.states.len() && self.digest.is_some()
+        self.chunks_received == self.states.len() && self.digest.is_some()
     }
 
     /// Returns true if a progress report is due, and then notes that the report is sent (W23).
     pub fn reports(&mut self, now: Time) -> bool {
         let slow = now.saturating_sub(self.reported_at) >= self.timing.report();
-        let due = slow || self.here % PROGRESS_CHUNKS == 0;
+        let due = slow || self.chunks_received % PROGRESS_CHUNKS == 0;
         self.reported_at = if due { now } else { self.reported_at };
         due
     }
@@ -401,16 +402,16 @@ impl Transfer {
             return false; // another copy was received or is being received, or the lease has ended
         }
         let found = match payload {
-            Payload::InPlace(_) => self.take_lent(&proof),
+            Payload::InPlace(_) => self.end_lease(&proof),
             Payload::Bytes(bytes) => self.put(index, proof, bytes),
         };
         match found {
             Some(crc) => {
-                self.forget_asked(index);
-                self.states[index] = State::Here;
+                self.forget_request(index);
+                self.states[index] = State::Received;
                 self.crcs[index] = crc;
-                self.here += 1;
-                self.hear(now);
+                self.chunks_received += 1;
+                self.note_arrival(now);
             }
             None => self.reject(index),
         }
@@ -419,7 +420,7 @@ impl Transfer {
 
     /// Ends the lease. Returns the CRC-32C of the chunk, or `None` if the chunk is incomplete or
     /// damaged.
-    fn take_lent(&mut self, proof: &Proof) -> Option<u32> {
+    fn end_lease(&mut self, proof: &Proof) -> Option<u32> {
         let lease = self.revoke()?;
         let whole = lease.filled == self.span(lease.index).len();
         match (lease.opening, proof) {
@@ -429,7 +430,7 @@ impl Transfer {
         }
     }
 
-    /// Copies a chunk to its place. Returns its CRC-32C, or `None` if the chunk is damaged.
+    /// Copies a chunk into the buffer. Returns its CRC-32C, or `None` if the chunk is damaged.
     fn put(&mut self, index: usize, proof: Proof, bytes: &[u8]) -> Option<u32> {
         let span = self.span(index);
         if bytes.len() != span.len() {
@@ -447,9 +448,9 @@ impl Transfer {
         }
     }
 
-    /// Leases the place of a chunk of `size` bytes under this `id`. Returns false if the chunk is
-    /// not wanted or has another size. `opening` decrypts a sealed chunk as it arrives.
-    pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
+    /// Leases the buffer space of a chunk of `size` bytes under this `id`. Returns false if the
+    /// chunk is not wanted or has another size. `opening` decrypts a sealed chunk as it arrives.
+    pub fn lease(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
         }
@@ -458,7 +459,7 @@ impl Transfer {
             return false;
         }
         self.revoke();
-        self.forget_asked(index);
+        self.forget_request(index);
         self.states[index] = State::Leased;
         self.lease = Some(Lease { id, index, filled: 0, crc: 0, opening, seen: 0 });
         true
@@ -512,7 +513,7 @@ impl Transfer {
     /// Returns the jobs that fetch chunks from the version's sources, one for each source (N1).
     pub fn fetch_from_sources(&mut self) -> Vec<SourceFetch> {
         let token = Arc::new(());
-        let mut left = self.plan.count(); // ranges that overlap cannot make this take long
+        let mut left = self.plan.count(); // limits the work if the ranges of sources overlap
         let mut jobs = Vec::new();
         for source in &self.announce.sources {
             let mut indexes = Vec::new();
@@ -543,7 +544,7 @@ impl Transfer {
         self.from_sources.as_ref().map_or(false, |token| Arc::downgrade(token).ptr_eq(wanted))
     }
 
-    /// Copies a verified chunk of a job to its place. Returns false if the chunk is not wanted.
+    /// Copies a verified chunk of a job into the buffer. Returns false if the chunk is not wanted.
     pub fn add_from_source(
         &mut self,
         wanted: &Weak<()>,
@@ -552,15 +553,15 @@ impl Transfer {
         bytes: &[u8],
         now: Time,
     ) -> bool {
-        let index = index as usize; // of a job of this transfer, so it is below the count
+        let index = index as usize; // below the number of chunks if the job is of this transfer
         if !self.waits_for_sources(wanted) || self.states[index] != State::AtSource {
             return false;
         }
         let span = self.span(index);
         self.buffer[span].copy_from_slice(bytes);
-        self.states[index] = State::Here;
+        self.states[index] = State::Received;
         self.crcs[index] = crc;
-        self.here += 1;
+        self.chunks_received += 1;
         self.leave_sources(1);
         (self.tries, self.heard_at) = (0, now);
         true
@@ -572,19 +573,20 @@ impl Transfer {
         if !self.waits_for_sources(&job.wanted) {
             return false;
         }
-        let mut lacking = 0;
+        let mut unsent = 0;
         for &index in &job.indexes {
             if self.states[index as usize] == State::AtSource {
                 self.states[index as usize] = State::Missing;
                 self.cursor = self.cursor.min(index as usize);
-                lacking += 1;
+                unsent += 1;
             }
         }
-        self.leave_sources(lacking);
+        self.leave_sources(unsent);
         self.heard_at = now;
         true
     }
 
+    /// Notes that `count` chunks are no longer expected from sources.
     fn leave_sources(&mut self, count: usize) {
         self.at_sources -= count;
         if self.at_sources == 0 {
@@ -600,18 +602,18 @@ impl Transfer {
             let bytes = &mut self.buffer[span.clone()];
             memory.copy_to(span.start, bytes);
             self.crcs[index] = crc32c(bytes);
-            self.states[index] = State::Here;
+            self.states[index] = State::Received;
         }
-        self.here = self.states.len();
-        self.cursor = self.here;
-        self.asked = 0;
+        self.chunks_received = self.states.len();
+        self.cursor = self.chunks_received;
+        self.requested = 0;
     }
 
-    /// Marks all chunks as missing, since the bytes that were read may belong to another version.
+    /// Marks all chunks as missing, since the received bytes may belong to another version.
     pub fn forget(&mut self) {
         self.states.fill(State::Missing);
-        self.here = 0;
-        self.asked = 0;
+        self.chunks_received = 0;
+        self.requested = 0;
         self.cursor = 0;
     }
 
@@ -624,7 +626,8 @@ impl Transfer {
         self.arrival = next(COMING, self.arrival, way).unwrap_or(self.arrival);
     }
 
-    /// Notes that a ping sent at `sent_at` was answered, and so was every earlier request.
+    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
+    /// on its way.
     pub fn answered(&mut self, sent_at: Time) {
         self.answered = Some(sent_at);
     }
@@ -642,26 +645,25 @@ impl Transfer {
         if silent >= self.timing.quiet {
             self.pull();
         }
-        let passed = self.answered > Some(self.asked_at); // else the chunks may be on their way
-                                                          // While only sources are to send chunks,
-                                                          // the publisher is not late. They have a
-                                                          // deadline.
-        let waits = self.at_sources == 0 || self.asked > 0;
-        if waits && silent >= if passed { self.patience } else { self.timing.patience_max } {
+        // until a later ping is answered, the chunks may be on their way
+        let lost = self.answered > Some(self.requested_at);
+        // while chunks are expected from sources only, the publisher is not late
+        let waits = self.at_sources == 0 || self.requested > 0;
+        if waits && silent >= if lost { self.patience } else { self.timing.patience_max } {
             self.tries += 1;
-            self.ask_again(now);
+            self.request_again(now);
             self.patience = (2 * self.patience).min(self.timing.patience_max);
         }
         let mut wants = Vec::new();
-        if self.digest.is_none() && self.arrival == Coming::Pulled && !self.end_asked {
-            self.end_asked = true;
+        if self.digest.is_none() && self.arrival == Coming::Pulled && !self.end_requested {
+            self.end_requested = true;
             wants.push(Want::End);
         }
-        if self.asked <= WINDOW_CHUNKS / 2 {
-            self.ask_for_ranges(&mut wants);
+        if self.requested <= WINDOW_CHUNKS / 2 {
+            self.request_ranges(&mut wants);
         }
         if !wants.is_empty() {
-            self.asked_at = now;
+            self.requested_at = now;
         }
         wants
     }
@@ -675,21 +677,21 @@ impl Transfer {
         self.restarts += 1;
         self.forget();
         self.digest = None;
-        self.end_asked = false;
+        self.end_requested = false;
         self.pull();
         false
     }
 
     /// Requests all missing chunks again: requests on an earlier connection will not be answered.
     pub fn reconnected(&mut self, now: Time) {
-        self.ask_again(now);
+        self.request_again(now);
         self.pull();
         self.tries = 0;
     }
 
-    fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
+    fn request_ranges(&mut self, wants: &mut Vec<Want>) {
         let limit = if self.arrival == Coming::Pulled { self.states.len() } else { self.pushed };
-        while self.asked < WINDOW_CHUNKS {
+        while self.requested < WINDOW_CHUNKS {
             let from = self.cursor.min(limit);
             let found = self.states[from..limit].iter().position(|&state| state == State::Missing);
             let first = match found {
@@ -699,11 +701,11 @@ impl Transfer {
                     return;
                 }
             };
-            let most = limit.min(first + WINDOW_CHUNKS - self.asked);
-            let states = self.states[first..most].iter_mut();
+            let end = limit.min(first + WINDOW_CHUNKS - self.requested);
+            let states = self.states[first..end].iter_mut();
             let run = states.take_while(|state| **state == State::Missing);
             let count = run.map(|state| *state = State::Requested).count();
-            self.asked += count;
+            self.requested += count;
             self.cursor = first + count;
             wants.push(Want::Chunks { first: first as u64, count: count as u64 });
         }
@@ -714,36 +716,36 @@ impl Transfer {
     fn reject(&mut self, index: usize) {
         self.damaged = self.damaged.saturating_add(1);
         if self.damaged <= DAMAGED_MAX {
-            self.forget_asked(index);
+            self.forget_request(index);
         }
         if self.states[index] == State::Missing {
             self.cursor = self.cursor.min(index);
         }
     }
 
-    fn forget_asked(&mut self, index: usize) {
+    fn forget_request(&mut self, index: usize) {
         if self.states[index] == State::Requested {
             self.states[index] = State::Missing;
-            self.asked -= 1;
+            self.requested -= 1;
         }
     }
 
     /// Notes that a chunk arrived. For slow links, sets the timeout in proportion to the longest
     /// recent time between two chunks.
-    fn hear(&mut self, now: Time) {
+    fn note_arrival(&mut self, now: Time) {
         self.tries = 0;
         self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);
         self.patience = self.timing.patience.max(4 * self.gap).min(self.timing.patience_max);
         self.heard_at = now;
     }
 
-    fn ask_again(&mut self, now: Time) {
+    fn request_again(&mut self, now: Time) {
         for state in self.states.iter_mut().filter(|state| **state == State::Requested) {
             *state = State::Missing;
         }
-        self.asked = 0;
+        self.requested = 0;
         self.cursor = 0;
-        self.end_asked = false;
+        self.end_requested = false;
         self.heard_at = now;
     }
 

@@ -21,9 +21,9 @@ pub struct VersionEntry {
     layout: Option<Arc<Layout>>,   // once known
     transfer: Option<Transfer>,    // while arriving
     staged: Option<StagedVersion>, // while waiting for a commit
-    held: bool,                    // while staged: it is committed, and waits for its companions
+    committed: bool,               // while staged: the version waits only for its companions
     digest: String,                // once whole
-    local: bool,                   // copied from the publisher's memory, or the copy was tried
+    local: bool,                   // true if copied from the publisher's memory, or a copy failed
     patch: Option<PatchId>,        // the patch by which the version arrived
     decode_us: u64,                // microseconds that decoding this patch took
     note: String,                  // while running: text about values that the model cannot hold
@@ -99,9 +99,9 @@ impl VersionEntry {
         same
     }
 
-    /// Begins the transfer of the whole version instead of a patch, into `buffer` if the decoder
-    /// had that buffer.
-    pub fn comes_whole(&mut self, buffer: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
+    /// Begins the transfer of the whole version instead of a patch. `buffer` is the version's
+    /// buffer, if the decoder has returned it.
+    pub fn receive_whole(&mut self, buffer: Option<Buffer>, why: &str, now: Time) -> Option<&mut Transfer> {
         self.transfer = self.transfer.take().and_then(|transfer| transfer.give_up(buffer, why, now));
         self.transfer.as_mut()
     }
@@ -111,7 +111,7 @@ impl VersionEntry {
         if let Some(transfer) = self.transfer.take() {
             self.patch = transfer.patch();
             self.decode_us = transfer.decode_us();
-            let (buffer, layout, digest) = transfer.whole();
+            let (buffer, layout, digest) = transfer.into_parts();
             self.digest = digest;
             self.staged = Some(StagedVersion {
                 model: self.announce.model.clone(),
@@ -158,23 +158,23 @@ impl VersionStore {
         self.rejected.contains(&key)
     }
 
-    /// Returns the version in a phase, the oldest if there are several.
+    /// Returns the version in a phase: the oldest, if there are several.
     pub fn in_phase(&self, phase: Phase) -> Option<&VersionEntry> {
         self.live.iter().find(|entry| entry.phase == phase)
     }
 
-    pub fn at_mut(&mut self, phase: Phase) -> Option<&mut VersionEntry> {
+    pub fn in_phase_mut(&mut self, phase: Phase) -> Option<&mut VersionEntry> {
         self.live.iter_mut().find(|entry| entry.phase == phase)
     }
 
     /// Returns the transfer of this version, if it is arriving.
     pub fn arriving(&mut self, key: Key) -> Option<&mut Transfer> {
-        self.at_mut(Phase::Arriving).filter(|entry| entry.key == key)?.transfer.as_mut()
+        self.in_phase_mut(Phase::Arriving).filter(|entry| entry.key == key)?.transfer.as_mut()
     }
 
     /// Returns the transfer of the arriving version.
     pub fn transfer(&mut self) -> Option<&mut Transfer> {
-        self.at_mut(Phase::Arriving)?.transfer.as_mut()
+        self.in_phase_mut(Phase::Arriving)?.transfer.as_mut()
     }
 
     /// Returns the versions in these phases, in the order of the phases.
@@ -189,8 +189,8 @@ impl VersionStore {
         self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
     }
 
-    /// Adds an announced version. It replaces a version that was only announced.
-    pub fn expect(&mut self, announce: Announce) {
+    /// Adds an announced version, which replaces any other version in phase `Announced`.
+    pub fn add_announced(&mut self, announce: Announce) {
         self.apply_event(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
         self.live.push(VersionEntry {
@@ -200,7 +200,7 @@ impl VersionStore {
             layout: None,
             transfer: None,
             staged: None,
-            held: false,
+            committed: false,
             digest: String::new(),
             local: false,
             patch: None,
@@ -225,8 +225,8 @@ impl VersionStore {
     }
 
     /// Sets the layout of the announced version.
-    pub fn knows(&mut self, layout: Arc<Layout>) {
-        if let Some(entry) = self.at_mut(Phase::Announced) {
+    pub fn set_layout(&mut self, layout: Arc<Layout>) {
+        if let Some(entry) = self.in_phase_mut(Phase::Announced) {
             entry.layout = Some(layout);
         }
     }
@@ -234,67 +234,68 @@ impl VersionStore {
     /// Records that the layout or memory that the announced version waits for has become available,
     /// or is not available now.
     pub fn resolve(&mut self, event: LackEvent) {
-        if let Some(entry) = self.at_mut(Phase::Announced) {
+        if let Some(entry) = self.in_phase_mut(Phase::Announced) {
             entry.lacks = next(LACKS, entry.lacks, event).unwrap_or(entry.lacks);
         }
     }
 
     /// Begins the transfer of the announced version. `local` is true if the version was copied from
     /// the publisher's memory, or the copy was tried.
-    pub fn begun(&mut self, transfer: Transfer, local: bool) {
+    pub fn begin_transfer(&mut self, transfer: Transfer, local: bool) {
         self.apply_event(Phase::Announced, Event::Begun);
-        if let Some(entry) = self.at_mut(Phase::Arriving) {
+        if let Some(entry) = self.in_phase_mut(Phase::Arriving) {
             (entry.transfer, entry.local) = (Some(transfer), local);
         }
     }
 
     /// Stages the arriving version. With `patches`, patches may build on it.
-    pub fn whole(&mut self, patches: bool) {
+    pub fn stage_arriving(&mut self, patches: bool) {
         self.apply_event(Phase::Staged, Event::Newer);
-        if let Some(entry) = self.at_mut(Phase::Arriving) {
+        if let Some(entry) = self.in_phase_mut(Phase::Arriving) {
             entry.stage(patches);
         }
         self.apply_event(Phase::Arriving, Event::Whole);
     }
 
-    /// Records that the staged version is committed, if it has companions. Returns true if it does.
-    pub fn hold(&mut self) -> bool {
-        let staged = self.at_mut(Phase::Staged).filter(|entry| !entry.announce.companions.is_empty());
-        staged.map(|entry| entry.held = true).is_some()
+    /// If the staged version has companions, records that the version is committed, and returns
+    /// true.
+    pub fn await_companions(&mut self) -> bool {
+        let staged = self.in_phase_mut(Phase::Staged).filter(|entry| !entry.announce.companions.is_empty());
+        staged.map(|entry| entry.committed = true).is_some()
     }
 
     /// Returns the staged version, if it is committed and waits for its companions.
-    pub fn held(&self) -> Option<&VersionEntry> {
-        self.in_phase(Phase::Staged).filter(|entry| entry.held)
+    pub fn awaiting_companions(&self) -> Option<&VersionEntry> {
+        self.in_phase(Phase::Staged).filter(|entry| entry.committed)
     }
 
     /// Makes the staged version ready, and returns it.
     pub fn commit(&mut self) -> Option<StagedVersion> {
-        let staged = self.at_mut(Phase::Staged).and_then(|entry| entry.staged.take());
+        let staged = self.in_phase_mut(Phase::Staged).and_then(|entry| entry.staged.take());
         self.apply_event(Phase::Staged, Event::Committed);
         staged
     }
 
     /// Sets the digest, the note and the patch base of the version that runs now. At most one
-    /// buffer is kept as a patch base (D3): while the arriving version needs that buffer, no other
-    /// one is kept.
+    /// buffer is kept as a patch base (D3): while an arriving patch builds on such a buffer, no
+    /// other buffer is kept.
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
-        let another = arriving.map_or(false, |transfer| {
+        let in_use = arriving.map_or(false, |transfer| {
             transfer.decoding() || matches!(transfer.builds_on(), Some(Bytes::Kept(_)))
         });
-        if let Some(entry) = self.at_mut(Phase::Running) {
+        if let Some(entry) = self.in_phase_mut(Phase::Running) {
             if !digest.is_empty() {
                 entry.digest = digest.to_owned(); // hashed while it was applied
             }
             entry.note = note.to_owned();
-            entry.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
+            entry.base = base.filter(|base| !in_use || matches!(base.bytes, Bytes::Model(_)));
         }
     }
 
     /// Releases the buffer that is kept for patches. Returns true if there was one.
     pub fn forget_base(&mut self) -> bool {
-        match self.at_mut(Phase::Running) {
+        match self.in_phase_mut(Phase::Running) {
             Some(entry) if matches!(entry.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
                 entry.base = None;
                 true
@@ -306,7 +307,7 @@ impl VersionStore {
     /// Gives the running version another key and other metadata.
     pub fn rename(&mut self, key: Key, metadata: Metadata) {
         if self.apply_event(Phase::Running, Event::Renamed) {
-            if let Some(entry) = self.at_mut(Phase::Running) {
+            if let Some(entry) = self.in_phase_mut(Phase::Running) {
                 (entry.key, entry.metadata) = (key, metadata);
             }
         }

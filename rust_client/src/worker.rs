@@ -13,7 +13,7 @@ use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{State, Wanted, WorkerMachine};
 use crate::messages::{self, Hello, Metadata};
-use crate::model::{Model, Ran, Writing};
+use crate::model::{Content, Model, Writing};
 use crate::patching::{Base, Bytes};
 use crate::protocol::codes::Code;
 use crate::raw::os::check_descriptors;
@@ -36,8 +36,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// for which a thread that waits for one model of several keeps another from its readers
-const HELD_FOR: Duration = Duration::from_millis(50);
+// limit of the time for which a thread holds one model of a group while it waits for another
+const HOLD_MAX: Duration = Duration::from_millis(50);
 
 const NAME_RULE: &str = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -";
 
@@ -84,7 +84,7 @@ impl Target {
     fn gate(&self) -> &Gate {
         match self {
             Target::InPlace(model) => model.gate(),
-            Target::Snapshots(its) => &its.gate,
+            Target::Snapshots(snapshots) => &snapshots.gate,
         }
     }
 
@@ -95,20 +95,20 @@ impl Target {
             Target::InPlace(model) => {
                 model.write(deadline, wanted).map(|writing| Hold::InPlace(model, writing))
             }
-            Target::Snapshots(its) => {
-                its.gate.write(deadline, wanted).map(|_pass| Hold::Snapshots { its, _pass })
+            Target::Snapshots(snapshots) => {
+                snapshots.gate.write(deadline, wanted).map(|_pass| Hold::Snapshots { snapshots, _pass })
             }
         }
     }
 
     /// Returns the running version, as (epoch, number), with its metadata. The bool is true if no
     /// version runs because an apply failed half-way.
-    fn ran(&self) -> (Option<(Key, Metadata)>, bool) {
+    fn running(&self) -> (Option<(Key, Metadata)>, bool) {
         match self {
-            Target::InPlace(model) => model.ran(),
-            Target::Snapshots(its) => {
+            Target::InPlace(model) => model.running(),
+            Target::Snapshots(snapshots) => {
                 let of = |latest: &Arc<Snapshot>| ((latest.epoch, latest.version), latest.metadata.clone());
-                (lock(&its.latest).as_ref().map(of), false)
+                (lock(&snapshots.latest).as_ref().map(of), false)
             }
         }
     }
@@ -122,7 +122,7 @@ pub struct Builder {
     client: String,
     targets: BTreeMap<String, Target>,
     /// A model id that was given twice, which `connect` reports.
-    twice: Option<String>,
+    duplicate: Option<String>,
     bytes_max: u64,
     shared_memory: bool,
     timing: Timing,
@@ -137,8 +137,8 @@ pub struct Builder {
 
 /// Source of the keys, if configured.
 enum Keys {
-    At(PathBuf),           // empty: no keys
-    Here(Vec<WorkerKeys>), // one for all addresses, or one for each
+    Path(PathBuf),          // empty: no keys
+    Given(Vec<WorkerKeys>), // one for all addresses, or one for each
 }
 
 impl fmt::Debug for Builder {
@@ -149,9 +149,10 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// Adds an address that the worker changes over to when those before fail: a publisher, or a
-    /// relay of it. After the last one, the worker tries the first one again. While it is with
-    /// another address than the first, it returns to the first one once a publisher answers there.
+    /// Adds an address, of the publisher or of one of its relays. The worker changes over to it
+    /// when the addresses before it fail; after the last address, the worker tries the first one
+    /// again. While the worker uses another address than the first, it returns to the first one
+    /// once a publisher answers there.
     pub fn fallback(mut self, address: impl Into<String>) -> Builder {
         self.addresses.extend(Endpoint::addresses_in(&address.into()));
         self
@@ -184,7 +185,7 @@ impl Builder {
 
     fn target(mut self, id: String, target: Target) -> Builder {
         if self.targets.insert(id.clone(), target).is_some() {
-            self.twice = Some(id);
+            self.duplicate = Some(id);
         }
         self
     }
@@ -242,7 +243,7 @@ impl Builder {
     /// `WEIGHTBUS_KEYS`, else no keys. An empty path means no keys. A worker with several addresses
     /// may have a path for each of them, in the same order, separated by commas.
     pub fn keys(mut self, path: impl Into<PathBuf>) -> Builder {
-        self.keys = Some(Keys::At(path.into()));
+        self.keys = Some(Keys::Path(path.into()));
         self
     }
 
@@ -253,7 +254,7 @@ impl Builder {
 
     /// Sets this worker's keys for each of its addresses, in the same order.
     pub fn worker_keys_of_each(mut self, keys: impl IntoIterator<Item = WorkerKeys>) -> Builder {
-        self.keys = Some(Keys::Here(keys.into_iter().collect()));
+        self.keys = Some(Keys::Given(keys.into_iter().collect()));
         self
     }
 
@@ -309,20 +310,20 @@ impl Builder {
         self.check()?;
         let keys = self.own_keys()?;
         self.check_addresses()?;
-        let form = keys.first().map_or("*", WorkerKeys::name);
-        let name = self.name.unwrap_or_else(|| form.replace('*', &default_name()));
+        let pattern = keys.first().map_or("*", WorkerKeys::name);
+        let name = self.name.unwrap_or_else(|| pattern.replace('*', &default_name()));
         if !is_name(&name) {
             return Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, NAME_RULE)));
         }
         check_descriptors()
             .map_err(|error| Error::Io { what: format!("cannot connect to {}", self.addresses[0]), error })?;
-        let broken = |what: &str| {
+        let start_error = |what: &str| {
             let what = format!("worker {:?} cannot start: {}", name, what);
             move |error| Error::Io { what, error }
         };
         let identity = Hello {
             name: name.clone(),
-            instance: random_digits(16).map_err(broken("no random numbers"))?,
+            instance: random_digits(16).map_err(start_error("no random numbers"))?,
             client: self.client.chars().take(LABEL_MAX).collect(),
             host: host_name(),
             pid: std::process::id().into(),
@@ -330,9 +331,9 @@ impl Builder {
         };
         let targets = Arc::new(self.targets);
         let (partial, cast) = (self.partial, self.cast);
-        let alike = !partial && !cast; // versions are as large as their models
+        let exact = !partial && !cast; // a model holds the exact bytes of a version
         let wanted: Vec<Wanted> =
-            targets.iter().map(|(model, target)| wanted(model, target, alike)).collect();
+            targets.iter().map(|(model, target)| wanted(model, target, exact)).collect();
         let segments = self.shared_memory.then(Segments::default);
         let host = Arc::new(UserHost { targets: targets.clone(), segments, partial, cast });
         let mut machine = WorkerMachine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
@@ -343,33 +344,33 @@ impl Builder {
         }
         machine.use_addresses(self.addresses.len());
         if !keys.is_empty() {
-            machine.take_sealed();
+            machine.require_sealed();
         }
         if self.patches {
-            machine.take_patches();
+            machine.accept_patches();
         }
-        let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
+        let shared = Arc::new(Shared::new().map_err(start_error("no sockets"))?);
         let payload_max = machine.payload_bytes_max();
         let control = Control::connect(&self.addresses, &keys, payload_max, shared.waker())?;
         let control = control.any_data_host(self.any_data_host);
         let (addresses, listener) = (self.addresses.clone(), self.listener);
         let run = Loop::new(machine, control, addresses, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
-        let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
+        let thread = thread.spawn(move || run.run()).map_err(start_error("no thread"))?;
         let (addresses, functions) = (self.addresses, self.functions);
-        Ok(Worker { name, addresses, targets, functions, alike, shared, thread: Mutex::new(Some(thread)) })
+        Ok(Worker { name, addresses, targets, functions, exact, shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Returns this worker's keys: none, those for all addresses, or those for each.
+    /// Returns this worker's keys: none, one entry for all addresses, or one for each.
     fn own_keys(&mut self) -> Result<Vec<WorkerKeys>, Error> {
         let (name, count) = (self.name.as_deref(), self.addresses.len());
         let keys = match self.keys.take() {
-            Some(Keys::Here(keys)) if keys.is_empty() => {
+            Some(Keys::Given(keys)) if keys.is_empty() => {
                 let text = "an empty list of keys; give keys, or .keys(\"\") for none";
                 return Err(Error::Keys(text.to_owned()));
             }
-            Some(Keys::Here(keys)) => keys,
-            Some(Keys::At(path)) => WorkerKeys::read_all(&path, name, count)?,
+            Some(Keys::Given(keys)) => keys,
+            Some(Keys::Path(path)) => WorkerKeys::read_all(&path, name, count)?,
             None => WorkerKeys::read_all(
                 std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().as_ref(),
                 name,
@@ -396,13 +397,13 @@ impl Builder {
     }
 
     fn check(&self) -> Result<(), Error> {
-        if let Some(id) = &self.twice {
-            return Err(Error::Setup(format!("model {:?} is wanted twice; name it once", id)));
+        if let Some(id) = &self.duplicate {
+            return Err(Error::Setup(format!("model {:?} is given twice; give it once", id)));
         }
         if self.targets.is_empty() || self.targets.len() > MODELS_MAX {
             let count = self.targets.len();
             return Err(Error::Setup(format!(
-                "{} models are wanted; a worker takes 1 to {}",
+                "{} models are given; a worker accepts 1 to {}",
                 count, MODELS_MAX
             )));
         }
@@ -411,15 +412,15 @@ impl Builder {
         }
         if self.functions.timeout.is_zero() || self.functions.timeout > APPLY_TIMEOUT_MAX {
             let text = format!("an apply_timeout of {:?}", self.functions.timeout);
-            return Err(Error::Setup(text + "; it is more than nothing, and at most a day"));
+            return Err(Error::Setup(text + "; it must be more than 0, and at most a day"));
         }
         Ok(())
     }
 }
 
-fn wanted(model: &str, target: &Target, alike: bool) -> Wanted {
+fn wanted(model: &str, target: &Target, exact: bool) -> Wanted {
     let nbytes = match target {
-        Target::InPlace(model) if alike => model.nbytes(),
+        Target::InPlace(model) if exact => model.nbytes(),
         _ => 0,
     };
     Wanted { model: model.to_owned(), nbytes }
@@ -469,7 +470,7 @@ pub struct Worker {
     addresses: Vec<String>,
     targets: Arc<BTreeMap<String, Target>>,
     functions: Functions,
-    alike: bool, // models hold the exact bytes of a version
+    exact: bool, // a model holds the exact bytes of a version
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -483,7 +484,7 @@ impl fmt::Debug for Worker {
 
 /// Result of an attempt to apply versions.
 enum Attempt {
-    /// All are applied, except those of which a newer one runs.
+    /// All are applied, except those for whose model a newer version runs.
     Applied(Vec<Update>),
     /// A model was being read until the deadline, or the worker was closed.
     InUse,
@@ -496,13 +497,13 @@ enum Unapplied {
     Stale,
     Failed(String),
     /// The user's function exceeded its time limit. The failure was reported at the deadline.
-    TooLong,
+    Overdue,
 }
 
 /// Exclusive access to a target.
 enum Hold<'a> {
     InPlace(&'a Model, Writing<'a>),
-    Snapshots { its: &'a Snapshots, _pass: Pass<'a> },
+    Snapshots { snapshots: &'a Snapshots, _pass: Pass<'a> },
 }
 
 impl Hold<'_> {
@@ -510,8 +511,8 @@ impl Hold<'_> {
     fn version(&self) -> Option<Key> {
         match self {
             Hold::InPlace(_, writing) => writing.version(),
-            Hold::Snapshots { its, .. } => {
-                lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version))
+            Hold::Snapshots { snapshots, .. } => {
+                lock(&snapshots.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version))
             }
         }
     }
@@ -526,7 +527,7 @@ struct Work<'a> {
     made: Option<Made>,
 }
 
-/// What came of a version's bytes.
+/// The result of writing a version into its target.
 struct Made {
     update: Update,
     base: Option<Base>,  // the bytes that patches may build on
@@ -543,7 +544,7 @@ impl Worker {
             name: None,
             client: concat!("weightbus-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
             targets: BTreeMap::new(),
-            twice: None,
+            duplicate: None,
             bytes_max: BYTES_MAX,
             shared_memory: true,
             timing: Timing::default(),
@@ -562,8 +563,8 @@ impl Worker {
         &self.name
     }
 
-    /// Returns the publisher's address. Of a worker with several addresses: the one that it is
-    /// with, or tries now.
+    /// Returns the publisher's address. If the worker has several addresses, returns the one that
+    /// it uses or tries now.
     pub fn address(&self) -> &str {
         &self.addresses[self.shared.address()]
     }
@@ -577,13 +578,13 @@ impl Worker {
     /// if no version arrived before the timeout, or if the model was being read until the timeout.
     /// Returns an error if a version or this worker is rejected, or the worker is closed.
     ///
-    /// Versions of several models that are published as one are applied in one call, which returns
-    /// the first; later calls return the others. No reader has a model meanwhile. The user's
-    /// functions are called for all of them, one right after another, before any is reported. If
-    /// one version is rejected, so are the others.
+    /// Versions of several models that were published as one are applied in one call, which returns
+    /// the first; later calls return the others. No reader has one of these models meanwhile. The
+    /// user's functions are called for each of the versions before any version is reported. If one
+    /// version is rejected, so are the others.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
         self.check_process()?;
-        let deadline = far(timeout);
+        let deadline = deadline_after(timeout);
         loop {
             let group = match self.ready_queue().take(&self.name, deadline)? {
                 Next::Versions(group) => group,
@@ -594,18 +595,18 @@ impl Worker {
                 Attempt::Applied(updates) => {
                     let mut updates = updates.into_iter();
                     if let Some(first) = updates.next() {
-                        updates.for_each(|update| self.ready_queue().keep(update));
+                        updates.for_each(|update| self.ready_queue().add_applied(update));
                         return Ok(Some(first));
                     }
                 }
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
                 Attempt::InUse => {} // closed: `take` returns the error
-                Attempt::Stale => {} // a newer one replaced it: wait for that
+                Attempt::Stale => {} // a newer version replaced it: wait for the newer one
             }
         }
     }
 
-    /// Returns an iterator that applies one version after the other. The iterator ends when no
+    /// Returns an iterator that applies one version after the other. The iterator ends if no
     /// version arrives within `patience`.
     pub fn updates(&self, patience: Duration) -> Updates<'_> {
         Updates { worker: self, patience }
@@ -630,7 +631,7 @@ impl Worker {
     /// the timeout.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.check_process()?;
-        self.ready_queue().wait_joined(&self.name, far(timeout))
+        self.ready_queue().wait_joined(&self.name, deadline_after(timeout))
     }
 
     /// Returns the worker's state. The running versions are current. The other fields are at most a
@@ -642,7 +643,7 @@ impl Worker {
         }
         for (id, target) in self.targets.iter() {
             let model = state.models.entry(id.clone()).or_default();
-            let (runs, torn) = target.ran();
+            let (runs, torn) = target.running();
             let (running, metadata) =
                 runs.map_or((None, Metadata::new()), |(key, metadata)| (Some(key), metadata));
             (model.running, model.metadata, model.torn) = (running, metadata, torn);
@@ -692,28 +693,30 @@ impl Worker {
     }
 
     /// Applies versions at once. Reports the result to the worker's thread before another version
-    /// can be applied to these models. Returns an error if a version is rejected: then none runs.
+    /// can be applied to these models. Returns an error if a version is rejected: then none of
+    /// these versions runs.
     fn apply(&self, mut group: Group, deadline: Instant) -> Result<Attempt, Error> {
         group.sort_by(|one, other| one.model.cmp(&other.model));
         for staged in &group {
-            self.shared.tell(&staged.model, staged.key, Outcome::Taken);
+            self.shared.report(&staged.model, staged.key, Outcome::Taken);
         }
-        let held = match self.hold(&group, deadline) {
-            Some(held) => held,
+        let holds = match self.hold(&group, deadline) {
+            Some(holds) => holds,
             None => return Ok(self.put_back(group)),
         };
         let mut works = Vec::new();
-        for (staged, hold) in group.into_iter().zip(held) {
+        for (staged, hold) in group.into_iter().zip(holds) {
             if hold.version() < Some(staged.key) {
                 works.push(Work { staged, hold, written: false, made: None });
             } else {
                 let (model, key) = (staged.model.clone(), staged.key);
                 drop(staged); // another thread was faster
-                self.shared.tell(&model, key, Outcome::Dropped);
+                self.shared.report(&model, key, Outcome::Dropped);
             }
         }
         type Step = fn(&Worker, &mut Work) -> Result<(), Unapplied>;
-        let steps: [Step; 4] = [Worker::consult, Worker::check_ties, Worker::write, Worker::present];
+        let steps: [Step; 4] =
+            [Worker::call_before_apply, Worker::check_ties, Worker::write, Worker::call_apply];
         for step in steps {
             for at in 0..works.len() {
                 if let Err(why) = step(self, &mut works[at]) {
@@ -728,41 +731,42 @@ impl Worker {
     /// Waits until none of these versions' targets is in use. Returns exclusive access to each, or
     /// `None` at the deadline or once the worker is closed.
     ///
-    /// While this thread waits for one target, it holds others for a moment only, since a thread
-    /// that reads one may be waiting for another.
+    /// While this thread waits for one target, it holds other targets for at most `HOLD_MAX`:
+    /// another thread may be reading the awaited target and waiting for one of the others.
     fn hold(&self, group: &Group, deadline: Instant) -> Option<Vec<Hold<'_>>> {
         let open = || !self.ready_queue().is_closed();
         let targets: Vec<&Target> = group.iter().map(|staged| &self.targets[&staged.model]).collect();
         let mut first = 0;
         loop {
-            let mut held = BTreeMap::from([(first, targets[first].hold(deadline, &open)?)]);
-            let soon = deadline.min(Instant::now() + HELD_FOR);
+            let mut holds = BTreeMap::from([(first, targets[first].hold(deadline, &open)?)]);
+            let soon = deadline.min(Instant::now() + HOLD_MAX);
             let busy = (0..targets.len()).filter(|at| *at != first).find(|&at| {
                 let hold = targets[at].hold(soon, &open);
-                hold.map(|hold| held.insert(at, hold)).is_none()
+                hold.map(|hold| holds.insert(at, hold)).is_none()
             });
             match busy {
                 Some(at) => first = at,
-                None => return Some(held.into_values().collect()),
+                None => return Some(holds.into_values().collect()),
             }
         }
     }
 
-    /// Puts versions back into the ready queue, except those of which a newer one has arrived.
+    /// Puts versions back into the ready queue, except those for whose model a newer version has
+    /// arrived.
     fn put_back(&self, group: Group) -> Attempt {
         for staged in &group {
-            self.shared.tell(&staged.model, staged.key, Outcome::PutBack);
+            self.shared.report(&staged.model, staged.key, Outcome::PutBack);
         }
         for unwanted in self.ready_queue().put_back(group) {
             let (model, key) = (unwanted.model.clone(), unwanted.key);
             drop(unwanted); // its buffer is free before the worker's thread gets the report
-            self.shared.tell(&model, key, Outcome::Dropped);
+            self.shared.report(&model, key, Outcome::Dropped);
         }
         Attempt::InUse
     }
 
     /// Calls `before_apply`.
-    fn consult(&self, work: &mut Work) -> Result<(), Unapplied> {
+    fn call_before_apply(&self, work: &mut Work) -> Result<(), Unapplied> {
         let Work { staged, hold, .. } = work;
         let offer = offer_of(&staged.model, staged.key, &staged.layout);
         let writing = match hold {
@@ -778,9 +782,11 @@ impl Worker {
             (Hold::InPlace(_, writing), Source::Buffer(buffer)) => {
                 let copy =
                     |begin, bytes: &mut [u8]| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]);
-                writing.differ(&work.staged.layout, copy).map_or(Ok(()), |text| Err(Unapplied::Failed(text)))
+                writing
+                    .tie_fault(&work.staged.layout, copy)
+                    .map_or(Ok(()), |text| Err(Unapplied::Failed(text)))
             }
-            _ => Ok(()), // in shared memory, it is checked when it is written
+            _ => Ok(()), // a version in shared memory is checked when it is written
         }
     }
 
@@ -801,13 +807,13 @@ impl Worker {
                 };
                 let update = update_of(staged, digest, begun.elapsed(), None);
                 // without a base, this call frees the buffer for the next version
-                let base = base_of(model, staged, self.alike || exchanged);
-                writing.set_ran(Ran::Undecided);
+                let base = base_of(model, staged, self.exact || exchanged);
+                writing.set_content(Content::Undecided);
                 work.written = true;
                 Made { update, base, lost }
             }
-            Hold::Snapshots { its, .. } => {
-                let snapshot = Arc::new(snapshot_of(&its.buffers, staged)?);
+            Hold::Snapshots { snapshots, .. } => {
+                let snapshot = Arc::new(snapshot_of(&snapshots.buffers, staged)?);
                 let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
                 let base = staged.keep.then(|| Base { layout, bytes });
                 let update = update_of(staged, staged.digest.clone(), begun.elapsed(), Some(snapshot));
@@ -818,7 +824,7 @@ impl Worker {
     }
 
     /// Calls `apply`.
-    fn present(&self, work: &mut Work) -> Result<(), Unapplied> {
+    fn call_apply(&self, work: &mut Work) -> Result<(), Unapplied> {
         let Work { staged, hold, made, .. } = work;
         let snapshot = made.as_ref().and_then(|made| made.update.snapshot.as_ref());
         let offer = Offer { snapshot, ..offer_of(&staged.model, staged.key, &staged.layout) };
@@ -832,25 +838,25 @@ impl Worker {
     fn report_applied(&self, work: &mut Work) -> Option<Update> {
         let Made { update, base, lost } = work.made.take()?;
         let digest = update.digest.clone();
-        self.shared.tell(&update.model, work.staged.key, Outcome::Applied { digest, base, lost });
+        self.shared.report(&update.model, work.staged.key, Outcome::Applied { digest, base, lost });
         Some(update)
     }
 
-    /// Reports that versions were not applied, since the one at `at` was not. A model that was
-    /// written runs no version now.
+    /// Reports that no version of a group was applied, because of the failure `why` of the version
+    /// at index `at`. A model that was written runs no version now.
     fn give_up(&self, works: Vec<Work>, at: usize, why: Unapplied) -> Result<Attempt, Error> {
         let (model, key) = (works[at].staged.model.clone(), works[at].staged.key);
         let text = match &why {
             Unapplied::Stale => "it is gone from shared memory".to_owned(),
             Unapplied::Failed(text) => text.clone(),
-            Unapplied::TooLong => self.functions.overdue_text(),
+            Unapplied::Overdue => self.functions.overdue_text(),
         };
         let torn = works.iter().any(|work| work.written);
         for (index, Work { staged, hold, written, made }) in works.into_iter().enumerate() {
             if let (Hold::InPlace(_, writing), true) = (&hold, written) {
-                writing.set_ran(Ran::Torn); // W24: before a reader can see these weights
+                writing.set_content(Content::Torn); // W24: before a reader can see these weights
             }
-            let (its, number) = (staged.model.clone(), staged.key);
+            let (other_model, other_key) = (staged.model.clone(), staged.key);
             drop((staged, made)); // its buffer is free before the worker's thread gets the report
             let (intact, again) = (!written, torn && !written);
             let outcome = match &why {
@@ -861,19 +867,19 @@ impl Worker {
                 }
                 Unapplied::Stale => Outcome::Stale,
                 Unapplied::Failed(_) => Outcome::Failed { text: text.clone(), intact, again },
-                Unapplied::TooLong => Outcome::Late,
+                Unapplied::Overdue => Outcome::Late,
             };
-            self.shared.tell(&its, number, outcome);
+            self.shared.report(&other_model, other_key, outcome);
         }
         match why {
             Unapplied::Stale => Ok(Attempt::Stale),
-            _ => Err(turned_down(model, key, text)),
+            _ => Err(rejected(model, key, text)),
         }
     }
 
-    /// Calls the user's function, if any, which may reject the version. With `writing`, the
-    /// function sees the model's memory, and readers wait. `intact` is true if the
-    /// previous version still runs after a rejection.
+    /// Calls the user's function, if any, which may reject the version. With `writing`, readers of
+    /// the model wait during the call. `intact` is true if the previous version still runs after a
+    /// rejection; otherwise the function gets the model's weights.
     fn decide(
         &self,
         function: &Option<Decide>,
@@ -888,14 +894,14 @@ impl Worker {
         let (call, calling) = self.functions.begin(&offer, intact);
         self.shared.watch(calling);
         let decided = match writing {
-            Some(writing) => writing.show(&call, |weights| {
+            Some(writing) => writing.call_with_weights(&call, |weights| {
                 ask(function, &Offer { weights: Some(weights).filter(|_| !intact), ..offer })
             }),
             None => ask(function, &offer),
         };
         if !call.returned() {
-            self.shared.tell_overdue(); // before this model applies another version
-            return Err(Unapplied::TooLong);
+            self.shared.report_overdue(); // before this model applies another version
+            return Err(Unapplied::Overdue);
         }
         decided.map_err(Unapplied::Failed)
     }
@@ -915,7 +921,7 @@ fn offer_of<'a>(model: &'a str, (epoch, version): Key, layout: &'a Layout) -> Of
     Offer { model, epoch, version, layout, weights: None, snapshot: None }
 }
 
-fn turned_down(model: String, (epoch, version): Key, text: String) -> Error {
+fn rejected(model: String, (epoch, version): Key, text: String) -> Error {
     Error::Rejected { model, epoch, version, code: Code::Apply, text }
 }
 
@@ -976,12 +982,12 @@ fn snapshot_of(buffers: &Buffers, staged: &mut StagedVersion) -> Result<Snapshot
     Ok(Snapshot { model, epoch, version, metadata, layout, data })
 }
 
-/// Returns the bytes that patches on this version may build on, or `None` if no patch will build on
-/// it. If the model holds the version's exact bytes (`alike`), these are the model's memory,
-/// otherwise the buffer, which the version loses.
-fn base_of(model: &Model, staged: &mut StagedVersion, alike: bool) -> Option<Base> {
+/// Returns the bytes that patches on this version may build on: the model's memory if it holds the
+/// version's exact bytes (`exact`), otherwise the version's buffer. Returns `None` if no patch will
+/// build on the version. Takes the buffer out of `staged`.
+fn base_of(model: &Model, staged: &mut StagedVersion, exact: bool) -> Option<Base> {
     let bytes = match replace(&mut staged.source, Source::Buffer(Buffer::default())) {
-        Source::Buffer(_) if staged.keep && alike => Bytes::Model(model.clone()),
+        Source::Buffer(_) if staged.keep && exact => Bytes::Model(model.clone()),
         Source::Buffer(mut buffer) if staged.keep => {
             buffer.keep();
             Bytes::Kept(Arc::new(buffer)) // D3
@@ -994,7 +1000,7 @@ fn base_of(model: &Model, staged: &mut StagedVersion, alike: bool) -> Option<Bas
 /// Makes written versions run, before a reader can see one of them.
 fn run_at_once(works: &mut [Work]) {
     let snapshots = works.iter().filter_map(|work| match &work.hold {
-        Hold::Snapshots { its, .. } => Some(lock(&its.latest)),
+        Hold::Snapshots { snapshots, .. } => Some(lock(&snapshots.latest)),
         Hold::InPlace(..) => None,
     });
     let mut latest = snapshots.collect::<Vec<_>>().into_iter(); // all are locked until all are replaced
@@ -1003,7 +1009,7 @@ fn run_at_once(works: &mut [Work]) {
         let update = work.made.as_ref().map(|made| &made.update);
         match (&work.hold, update) {
             (Hold::InPlace(_, writing), Some(update)) => {
-                writing.set_ran(Ran::Version(work.staged.key, update.metadata.clone()));
+                writing.set_content(Content::Version(work.staged.key, update.metadata.clone()));
             }
             (Hold::Snapshots { .. }, Some(update)) => replaced.extend(latest.next().map(|mut latest| {
                 *latest = update.snapshot.clone();
@@ -1017,7 +1023,7 @@ fn run_at_once(works: &mut [Work]) {
 /// Result of writing a version to the model.
 struct Written {
     digest: String,
-    exchanged: bool, // the model's memory and the version's were swapped
+    exchanged: bool, // true if the pages of the model and the version were exchanged
     lost: Vec<Overflow>,
 }
 
@@ -1034,10 +1040,10 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
             Ok(Written { digest: staged.digest.clone(), exchanged, lost })
         }
         Source::Segment { segment, hash_chunks } => {
-            let (mut touched, mut differ) = (false, None);
+            let (mut touched, mut fault) = (false, None);
             let read = segment.read(&stamp, |memory| {
-                differ = writing.differ(layout, |begin, bytes| memory.copy_to(begin, bytes));
-                if differ.is_some() {
+                fault = writing.tie_fault(layout, |begin, bytes| memory.copy_to(begin, bytes));
+                if fault.is_some() {
                     return Written { digest: String::new(), exchanged: false, lost: Vec::new() };
                 }
                 touched = true;
@@ -1047,7 +1053,7 @@ fn write(writing: &Writing, staged: &mut StagedVersion) -> Result<Written, Unwri
             // The check after the copy fails only if the publisher broke the rules of the segment:
             // S5.
             let read = read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })?;
-            differ.map_or(Ok(read), |text| Err(Unwritten::Differs(text)))
+            fault.map_or(Ok(read), |text| Err(Unwritten::Differs(text)))
         }
     }
 }
@@ -1081,7 +1087,7 @@ impl Iterator for Updates<'_> {
     }
 }
 
-fn far(timeout: Duration) -> Instant {
+fn deadline_after(timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + timeout.min(CENTURY)
 }
@@ -1130,7 +1136,7 @@ mod tests {
             addresses: vec![String::new()],
             targets: Arc::new(BTreeMap::from([("m".to_owned(), Target::InPlace(model.clone()))])),
             functions: Functions { before: None, apply, timeout },
-            alike: true,
+            exact: true,
             shared: Arc::new(Shared::new().unwrap()),
             thread: Mutex::new(None),
         }
@@ -1192,7 +1198,7 @@ mod tests {
         let model = model();
         let hanging = model.clone();
         let worker = worker(&model, Duration::from_millis(20), move |offer| {
-            while offer.version == 1 && !hanging.ran().1 {
+            while offer.version == 1 && !hanging.running().1 {
                 thread::yield_now(); // the call of `ran` decides that the function is late
             }
             Ok(())
@@ -1201,7 +1207,7 @@ mod tests {
             put(&worker, version);
             assert_eq!(worker.receive(LONG).is_ok(), version == 2);
         }
-        worker.shared.tell_overdue(); // the call above reported it already
+        worker.shared.report_overdue(); // the call above reported it already
         let told = worker.shared.outcomes.lock().unwrap();
         let told: Vec<_> = told.iter().map(|(_, key, outcome)| (key.1, outcome)).collect();
         assert!(
@@ -1262,8 +1268,8 @@ mod tests {
         put_three(&worker, 1, [1, 2, 3]);
         let first = worker.receive(LONG).unwrap().unwrap();
         let runs = [
-            models[0].ran().0,
-            models[1].ran().0,
+            models[0].running().0,
+            models[1].running().0,
             worker.snapshot("c").map(|s| ((1, s.version), s.metadata.clone())),
         ];
         assert!(runs.iter().all(|runs| matches!(runs, Some(((_, 1), _)))), "{:?}", runs);

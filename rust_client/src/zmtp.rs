@@ -31,13 +31,14 @@ const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0
 
 /// Destinations of published payloads.
 pub trait Places {
-    /// Identifies a place, until the place has another use.
+    /// Identifies a place, until the place is used for another payload.
     type Ticket: Copy;
 
     /// Returns the destination of a payload that is about to be received.
     fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
 
-    /// Returns the unfilled memory of the place; `None` if the place has another use now.
+    /// Returns the unfilled memory of the place; `None` if the place is used for another payload
+    /// now.
     fn unfilled(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
     /// Notes that `count` bytes were received into this place.
@@ -50,7 +51,7 @@ pub trait Places {
 /// Destination of a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place<T> {
-    /// The buffer of a transfer, at the place of the chunk.
+    /// The buffer of a transfer, at the offset of the chunk.
     InBuffer(T),
     /// New memory.
     NewMemory,
@@ -129,8 +130,8 @@ pub struct Stream<T> {
     pub arrived: VecDeque<Published<T>>,
     state: State,
     scratch: Box<[u8]>,
-    have: usize, // bytes in the scratch
-    held: bool,  // a payload in `scratch` waits until earlier messages are handled
+    filled: usize,  // bytes in the scratch
+    deferred: bool, // a payload in `scratch` waits until earlier messages are handled
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
@@ -146,8 +147,8 @@ impl<T: Copy> Stream<T> {
             arrived: VecDeque::new(),
             state: State::Greeting,
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
-            have: 0,
-            held: false,
+            filled: 0,
+            deferred: false,
             frames: Vec::new(),
             body: None,
             topics: topics.clone(),
@@ -156,7 +157,7 @@ impl<T: Copy> Stream<T> {
     }
 
     /// Sets a ticket, which is sent before the subscriptions.
-    pub fn show(&mut self, ticket: String) {
+    pub fn set_ticket(&mut self, ticket: String) {
         self.ticket = ticket;
     }
 
@@ -165,9 +166,9 @@ impl<T: Copy> Stream<T> {
         self.state == State::Open
     }
 
-    /// True if `read` can return messages without new bytes.
-    pub fn is_held(&self) -> bool {
-        self.held
+    /// True if `read` can complete messages without new bytes.
+    pub fn is_deferred(&self) -> bool {
+        self.deferred
     }
 
     /// Subscribes to a topic, or unsubscribes.
@@ -178,11 +179,11 @@ impl<T: Copy> Stream<T> {
             self.topics.remove(topic);
         }
         if self.state == State::Open {
-            self.say_subscribe(topic, on);
+            self.send_subscription(topic, on);
         }
     }
 
-    fn say_subscribe(&mut self, topic: &str, on: bool) {
+    fn send_subscription(&mut self, topic: &str, on: bool) {
         let mut body = vec![u8::from(on)];
         body.extend_from_slice(topic.as_bytes());
         self.send(0, &body);
@@ -193,18 +194,18 @@ impl<T: Copy> Stream<T> {
         self.body.as_ref().map_or(1, |body| body.missing.max(1))
     }
 
-    /// Reads once, straight into place. Returns the number of bytes read. Complete messages are
-    /// then in `arrived`: handle them before the next call. After an error other than `WouldBlock`
-    /// the connection must be closed.
+    /// Reads once; a long payload goes straight to its destination. Returns the number of bytes
+    /// read. Complete messages are then in `arrived`: handle them before the next call. After an
+    /// error other than `WouldBlock` or `Interrupted`, close the connection.
     pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
-        if std::mem::take(&mut self.held) {
+        if std::mem::take(&mut self.deferred) {
             self.parse_all(places)?;
         }
         let body = match &mut self.body {
             Some(body) => body,
             None => {
-                let count = from.read(&mut self.scratch[self.have..])?;
-                self.have += count;
+                let count = from.read(&mut self.scratch[self.filled..])?;
+                self.filled += count;
                 self.parse_all(places)?;
                 return Ok(count);
             }
@@ -234,15 +235,15 @@ impl<T: Copy> Stream<T> {
             }
             at += size;
         }
-        self.scratch.copy_within(at..self.have, 0);
-        self.have -= at;
+        self.scratch.copy_within(at..self.filled, 0);
+        self.filled -= at;
         Ok(())
     }
 
     /// Handles the greeting or frame at `at` in the scratch. Returns the number of bytes handled,
     /// or 0 if more bytes are needed.
     fn parse(&mut self, at: usize, places: &mut impl Places<Ticket = T>) -> Result<usize, ZmtpError> {
-        let bytes = &self.scratch[at..self.have];
+        let bytes = &self.scratch[at..self.filled];
         if self.state == State::Greeting {
             return self.greet(at);
         }
@@ -265,8 +266,8 @@ impl<T: Copy> Stream<T> {
             return Err(ZmtpError(format!("a frame of {} bytes; at most {} are allowed", size, bound)));
         }
         let size = size as usize;
-        let here = bytes.len() - head;
-        if size <= here {
+        let available = bytes.len() - head;
+        if size <= available {
             let body = bytes[head..head + size].to_vec();
             self.frame(flags, Frame::Bytes(body))?;
             return Ok(head + size);
@@ -275,16 +276,16 @@ impl<T: Copy> Stream<T> {
             return Ok(0);
         }
         if payload && !self.arrived.is_empty() {
-            self.held = true; // earlier messages may decide where the payload belongs
+            self.deferred = true; // earlier messages may decide where the payload belongs
             return Ok(0);
         }
         self.begin_body(flags, size, payload, places);
-        self.take_ahead(at + head, here, places);
-        Ok(head + here)
+        self.take_ahead(at + head, available, places);
+        Ok(head + available)
     }
 
     fn greet(&mut self, at: usize) -> Result<usize, ZmtpError> {
-        let bytes = &self.scratch[at..self.have];
+        let bytes = &self.scratch[at..self.filled];
         if bytes.len() < GREETING_BYTES {
             return Ok(0);
         }
@@ -380,11 +381,11 @@ impl<T: Copy> Stream<T> {
             b"READY" if self.state == State::Ready => {
                 self.state = State::Open;
                 if !self.ticket.is_empty() {
-                    let shown = [&[TICKET], std::mem::take(&mut self.ticket).as_bytes()].concat();
-                    self.send(0, &shown); // K7
+                    let message = [&[TICKET], std::mem::take(&mut self.ticket).as_bytes()].concat();
+                    self.send(0, &message); // K7
                 }
                 for topic in self.topics.clone() {
-                    self.say_subscribe(&topic, true);
+                    self.send_subscription(&topic, true);
                 }
             }
             b"PING" => {
@@ -441,9 +442,9 @@ impl<T: Copy> Body<T> {
     }
 }
 
-fn discard(from: &mut impl Read, scratch: &mut [u8], most: usize) -> io::Result<usize> {
-    let most = most.min(scratch.len());
-    from.read(&mut scratch[..most])
+fn discard(from: &mut impl Read, scratch: &mut [u8], count: usize) -> io::Result<usize> {
+    let count = count.min(scratch.len());
+    from.read(&mut scratch[..count])
 }
 
 fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {

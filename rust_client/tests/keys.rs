@@ -61,7 +61,7 @@ impl Session {
     fn new(keyed: bool) -> Session {
         let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if keyed {
-            machine.take_sealed();
+            machine.require_sealed();
         }
         let (sealer, now) = (Sealer::new(1), Duration::from_secs(100));
         let mut session = Session { machine, sealer, now, ready: Vec::new(), sent: Vec::new() };

@@ -40,10 +40,10 @@ impl World {
     fn new(sealed: bool, patches: bool) -> World {
         let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if sealed {
-            machine.take_sealed();
+            machine.require_sealed();
         }
         if patches {
-            machine.take_patches();
+            machine.accept_patches();
         }
         let mut world = World {
             machine,

@@ -103,10 +103,10 @@ impl Worker {
         let instance = format!("{:016x}{:016x}", at, life);
         let mut machine = worker(&name, instance, Arc::new(AnyLayout));
         if keyed {
-            machine.take_sealed();
+            machine.require_sealed();
         }
         if at != 1 {
-            machine.take_patches();
+            machine.accept_patches();
         }
         Worker {
             name,

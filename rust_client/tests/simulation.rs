@@ -72,9 +72,9 @@ impl World {
     fn new(seed: u64, weather: Weather) -> World {
         let mut machine = worker("w", "0".repeat(32), Arc::new(AnyLayout));
         if weather.keyed {
-            machine.take_sealed();
+            machine.require_sealed();
         }
-        machine.take_patches();
+        machine.accept_patches();
         World {
             machine,
             publisher: Publisher::new(1, "tcp://*:1"),

@@ -34,16 +34,16 @@ fn nobody_else_writes_where_a_chunk_is_being_received() {
     let buffers = Buffers::default();
     let mut t = transfer(&buffers);
     let crc = crc32c(b"4567");
-    assert!(t.lend(1, 4, 7, None));
+    assert!(t.lease(1, 4, 7, None));
     receive(&mut t, 7, b"45");
     assert!(!t.add(1, Proof::Crc(crc), Payload::Bytes(b"4567"), NOW, false), "it would be written twice");
-    assert!(!t.lend(1, 4, 8, None), "it is lent");
+    assert!(!t.lease(1, 4, 8, None), "it is lent");
     receive(&mut t, 7, b"67");
     assert!(t.add(1, Proof::Crc(crc), Payload::InPlace(7), NOW, true));
-    assert!(t.unfilled(7).is_none() && !t.lend(1, 4, 9, None), "what is here is never written again");
+    assert!(t.unfilled(7).is_none() && !t.lease(1, 4, 9, None), "what is here is never written again");
     assert!(!t.add(1, Proof::Crc(crc), Payload::Bytes(b"4567"), NOW, true), "it is not new");
-    assert_eq!(t.here(), 1);
-    let (buffer, ..) = t.whole();
+    assert_eq!(t.chunks_received(), 1);
+    let (buffer, ..) = t.into_parts();
     assert_eq!(&buffer[4..8], b"4567");
 }
 
@@ -54,11 +54,11 @@ fn a_chunk_that_was_cut_off_or_damaged_is_missing_again() {
     t.pull();
     let all = Want::Chunks { first: 0, count: 3 };
     assert_eq!(t.wants(NOW), [Want::End, all]);
-    assert!(t.lend(0, 4, 1, None));
+    assert!(t.lease(0, 4, 1, None));
     receive(&mut t, 1, b"01");
     t.cancel(1);
     assert!(t.unfilled(1).is_none());
-    assert!(t.lend(2, 2, 2, None));
+    assert!(t.lease(2, 2, 2, None));
     receive(&mut t, 2, b"8x");
     assert!(!t.add(2, Proof::Crc(crc32c(b"89")), Payload::InPlace(2), NOW, true));
     let again = [Want::Chunks { first: 0, count: 1 }, Want::Chunks { first: 2, count: 1 }];
@@ -68,7 +68,7 @@ fn a_chunk_that_was_cut_off_or_damaged_is_missing_again() {
     }
     t.end(Version::of_bytes(1, DATA.to_vec(), 4).digest());
     assert!(t.complete() && t.verify());
-    let (buffer, ..) = t.whole();
+    let (buffer, ..) = t.into_parts();
     assert_eq!(&buffer[..], DATA);
 }
 
@@ -77,12 +77,12 @@ fn only_places_that_exist_are_lent() {
     let buffers = Buffers::default();
     let mut t = transfer(&buffers);
     assert!(
-        !t.lend(3, 4, 1, None)
-            && !t.lend(u64::MAX, 4, 2, None)
-            && !t.lend(0, 3, 3, None)
-            && !t.lend(2, 4, 4, None)
+        !t.lease(3, 4, 1, None)
+            && !t.lease(u64::MAX, 4, 2, None)
+            && !t.lease(0, 3, 3, None)
+            && !t.lease(2, 4, 4, None)
     );
-    assert!(t.lend(0, 4, 5, None) && t.lend(1, 4, 6, None), "a second one takes the place of the first");
+    assert!(t.lease(0, 4, 5, None) && t.lease(1, 4, 6, None), "a second one takes the place of the first");
     assert!(t.unfilled(5).is_none() && t.unfilled(6).is_some());
     assert!(!t.add(0, Proof::Crc(crc32c(b"0123")), Payload::InPlace(5), NOW, true));
 }
@@ -150,7 +150,7 @@ fn sources_that_name_the_same_chunks_again_and_again_take_no_time() {
 fn chunks_that_sources_have_come_from_nowhere_else_until_that_is_over() {
     let (mut t, jobs) = of_sources(&[&[0, 3], &[5, 2]]);
     assert_eq!(t.wants(NOW), [Want::Chunks { first: 3, count: 2 }, Want::Chunks { first: 7, count: 3 }]);
-    assert!(!add(&mut t, 1) && !t.lend(1, 1, 1, None), "a source sends it");
+    assert!(!add(&mut t, 1) && !t.lease(1, 1, 1, None), "a source sends it");
     assert!(add_from_source(&mut t, &jobs[0], 1) && !add_from_source(&mut t, &jobs[0], 1));
     assert!(t.source_over(&jobs[0], NOW) && !add_from_source(&mut t, &jobs[0], 0), "it is over");
     assert_eq!(t.wants(NOW), [Want::Chunks { first: 0, count: 1 }, Want::Chunks { first: 2, count: 1 }]);
@@ -160,7 +160,7 @@ fn chunks_that_sources_have_come_from_nowhere_else_until_that_is_over() {
     assert!(add_from_source(&mut t, &jobs[1], 5) && add_from_source(&mut t, &jobs[1], 6));
     assert!(t.complete() && t.verify());
     assert!(jobs[1].wanted.upgrade().is_none() && !t.source_over(&jobs[1], NOW), "nothing is left to do");
-    assert_eq!(&t.whole().0[..], DATA);
+    assert_eq!(&t.into_parts().0[..], DATA);
 }
 
 #[test]

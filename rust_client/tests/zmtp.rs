@@ -55,12 +55,12 @@ fn a_payload_is_given_its_place_after_the_messages_before_it_were_dealt_with() {
     stream.read(&mut rest, &mut places).unwrap();
     let announced = stream.arrived.pop_front().unwrap();
     assert_eq!(announced.header, b"announce");
-    assert!(stream.is_held() && places.0.is_empty());
+    assert!(stream.is_deferred() && places.0.is_empty());
 
     while !rest.is_empty() {
         stream.read(&mut rest, &mut places).unwrap();
     }
-    assert!(!stream.is_held());
+    assert!(!stream.is_deferred());
     assert_eq!(places.0, [(b"chunk".to_vec(), payload.len())]);
     assert_eq!(stream.arrived.pop_front().unwrap().header, b"chunk");
 }

@@ -139,7 +139,7 @@ mod tests {
     fn apply(model: &Model, layout: &Layout, data: &[u8]) -> Option<String> {
         let writing = model.write(Instant::now() + Duration::from_secs(20), &|| true).unwrap();
         let copy = |begin: usize, to: &mut [u8]| to.copy_from_slice(&data[begin..begin + to.len()]);
-        let differ = writing.differ(layout, copy);
+        let differ = writing.tie_fault(layout, copy);
         if differ.is_none() {
             writing.fill(layout, copy);
         }
