@@ -1,5 +1,4 @@
-//! The control addresses of a worker, in order of preference, and the choice of the one to use.
-//! (W37)
+//! Chooses which of a worker's control addresses to use. They are in order of preference. (W37)
 //!
 //! A worker changes over to the next address when the present one fails, and returns to the first
 //! one when a probe shows that a publisher answers there again.
@@ -95,8 +94,7 @@ impl Addresses {
         (self.since, self.probe_at) = (None, None);
     }
 
-    /// True if the first address is to be probed now: then the caller must call `probed`
-    /// afterwards.
+    /// True if the first address must be probed now; after the probe, call `probed`.
     pub fn take_probe(&mut self, now: Time) -> bool {
         let due = self.probe_at.map_or(false, |at| now >= at);
         if due {

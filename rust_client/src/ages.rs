@@ -25,8 +25,7 @@ impl Ages {
         self.0.insert(epoch, (age_ms, now));
     }
 
-    /// Returns the age in milliseconds that the publisher of an epoch has at least at `now`; 0 if
-    /// unknown.
+    /// Returns the least possible age of the publisher of an epoch, in milliseconds; 0 if unknown.
     pub fn of(&self, epoch: u64, now: Time) -> u64 {
         let (age_ms, at) = match self.0.get(&epoch) {
             Some(&known) => known,

@@ -87,8 +87,7 @@ pub struct Overflow {
 }
 
 /// Describes the values that became infinite: for each of the first few tensors, their number and
-/// the tensor's range; then the number of further tensors. Returns an empty text if `lost` is
-/// empty.
+/// the tensor's range; then the number of further tensors. Returns "" if `lost` is empty.
 pub fn overflow_text(lost: &[Overflow]) -> String {
     const SHOWN: usize = 4;
     let words = lost.iter().take(SHOWN).map(|Overflow { name, dtype, count }| {
@@ -141,8 +140,7 @@ fn to_f16(value: f32) -> u16 {
         _ if value.is_nan() => 0x7e00,
         OVERFLOW.. => 0x7c00,
         NORMAL.. => rounded(size - (112 << 23), 13),
-        // An `f32` between 0.5 and 1 has the precision of a subnormal `f16`, so adding 0.5 rounds
-        // the value.
+        // adding 0.5 rounds: an `f32` between 0.5 and 1 has the precision of a subnormal `f16`
         _ => (f32::from_bits(size) + 0.5).to_bits() - 0.5f32.to_bits(),
     };
     sign | size as u16

@@ -21,15 +21,12 @@ impl Companions<'_> {
         awaited.then_some(Companions { followers })
     }
 
-    /// Makes every committed version ready that lacks no companion. Returns these versions, which
-    /// the user must apply at once.
+    /// Makes every committed version ready that lacks no companion. Returns these versions.
     pub fn complete(self) -> Vec<StagedVersion> {
-        let waiting = self
-            .followers
-            .iter()
-            .filter_map(|(follower, _)| Some((follower.model(), follower.awaiting_companions()?)));
-        let mut found: BTreeMap<String, Key> =
-            waiting.map(|(model, (key, _))| (model.to_owned(), key)).collect();
+        let waiting = |(follower, _): &(Follower, u64)| {
+            Some((follower.model().to_owned(), follower.awaiting_companions()?.0))
+        };
+        let mut found: BTreeMap<String, Key> = self.followers.iter().filter_map(waiting).collect();
         loop {
             let lacks = |(follower, _): &&(Follower, u64)| {
                 found.contains_key(follower.model()) && self.lacks(follower, &found)
@@ -46,9 +43,8 @@ impl Companions<'_> {
         ready.filter_map(|(follower, _)| follower.release()).collect()
     }
 
-    /// True if a model's committed version lacks a companion: the worker subscribes to the
-    /// companion's model, but neither the companion nor a newer version of this model is in
-    /// `found`, ready or running.
+    /// True if a model's committed version lacks a companion of a subscribed model: neither the
+    /// companion nor a newer version is in `found`, ready or running.
     fn lacks(&self, follower: &Follower, found: &BTreeMap<String, Key>) -> bool {
         let (key, companions) = match follower.awaiting_companions() {
             Some(waiting) => waiting,

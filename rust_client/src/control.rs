@@ -2,8 +2,7 @@
 //!
 //! libzmq's DEALER accepts a message of any number of frames, and reads further messages while the
 //! worker is busy. This socket reads only when the worker has time, and stores no more of a message
-//! than a publisher may send. With keys, the socket uses CURVE, and accepts only the owner of the
-//! pinned key.
+//! than a publisher may send. With keys, it uses CURVE and accepts only the owner of the pinned key.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::endpoint::Endpoint;
@@ -131,9 +130,8 @@ pub struct Control {
 
 impl Control {
     /// Makes a socket that connects to the first of `addresses`. `keys` has the worker's keys for
-    /// each address, or one entry for all addresses, or is empty. With keys, the socket connects
-    /// only to the owner of the publisher's key. Payloads of more than `payload_max` bytes are
-    /// skipped.
+    /// each address, or one entry for all addresses, or is empty. With keys, the peer must own the
+    /// publisher's key. Payloads of more than `payload_max` bytes are skipped.
     pub fn connect(
         addresses: &[String],
         keys: &[WorkerKeys],
@@ -294,8 +292,7 @@ impl Control {
         !self.events.is_empty()
     }
 
-    /// Returns what has changed since the last call. `patience` is that of
-    /// `HandshakeFailures::reason`.
+    /// Returns what has changed since the last call. For `patience`, see `HandshakeFailures`.
     pub fn take_changes(&mut self, now: Time, patience: Duration) -> Changes {
         let mut changes = Changes { any: self.has_changed(), ..Changes::default() };
         let failures = &mut self.targets[self.present].failures;
@@ -516,8 +513,7 @@ impl Line {
                 Err(error) => break Err(error),
             }
         };
-        // After an error, `end_event` reads the peer's greeting or the publisher's error command
-        // from `scratch`.
+        // after an error, `end_event` reads the peer's greeting or error command from `scratch`
         self.scratch = scratch[at..].to_vec();
         result
     }

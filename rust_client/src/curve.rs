@@ -151,8 +151,7 @@ impl Client {
         Ok(hello)
     }
 
-    /// Handles a WELCOME command: `welcome` has the bytes after the command's name. Returns the
-    /// INITIATE command.
+    /// Handles a WELCOME command without its name. Returns the INITIATE command.
     pub fn initiate(&mut self, welcome: &[u8], metadata: &[u8]) -> io::Result<Vec<u8>> {
         self.initiate_with_vouch(welcome, metadata, &|vouched| vouched)
     }
@@ -185,8 +184,7 @@ impl Client {
         Ok(initiate)
     }
 
-    /// Handles a READY command: `ready` has the bytes after the command's name. Returns the
-    /// server's metadata.
+    /// Handles a READY command without its name. Returns the server's metadata.
     pub fn ready(&mut self, ready: &[u8]) -> io::Result<Vec<u8>> {
         if !self.welcomed {
             return fault("READY before WELCOME");

@@ -1,5 +1,4 @@
-//! The actions that the worker's state machine (`machine.rs`) returns, and the services that the
-//! machine calls.
+//! The actions that the worker's machine (`machine.rs`) returns, and the services that it calls.
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};

@@ -1,5 +1,4 @@
-//! Parses addresses, and checks the data endpoint that a publisher names against its control
-//! address.
+//! Parses addresses, and checks the data endpoint that a publisher names.
 
 use crate::error::Error;
 use std::net::IpAddr;
@@ -38,8 +37,7 @@ impl Endpoint {
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
-    /// Splits a list of addresses at its commas. A comma that is not followed by an address belongs
-    /// to the path before it.
+    /// Splits a list at the commas before addresses; any other comma belongs to a path.
     pub fn addresses_in(list: &str) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         for part in list.split(',') {

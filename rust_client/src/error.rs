@@ -1,5 +1,4 @@
-//! The errors of workers and publishers. Each text names the side at fault, the cause, and what to
-//! do next.
+//! Errors. The text of each names the side at fault, the cause, and what to do next.
 
 use crate::dtype::Dtype;
 use crate::protocol::codes::Code;

@@ -1,8 +1,7 @@
 //! Decides when a worker requests the latest version of a model, after a message has named one
 //! (W4).
 //!
-//! After a failure that may not recur, the next try of the version waits for a pause. The pause
-//! doubles with each failure.
+//! After a failure that may not recur, the next try of the version waits. The pause doubles.
 
 use crate::effects::Effect;
 use crate::limits::Timing;
@@ -84,8 +83,7 @@ impl FetchPlanner {
         Effect::Send(FromWorker::Fetch(fetch))
     }
 
-    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
-    /// on its way (W12).
+    /// Records that a ping was answered: no answer to a request before `sent_at` is on its way (W12).
     pub fn answered(&mut self, versions: &mut VersionStore, sent_at: Time) {
         self.answered = Some(sent_at);
         if let Some(transfer) = versions.transfer() {
@@ -100,8 +98,7 @@ impl FetchPlanner {
         self.latest_at.map_or(true, |at| now.saturating_sub(at) >= patience)
     }
 
-    /// Begins a pause before the next try of a version, twice as long as the version's last pause
-    /// (W36).
+    /// Begins a pause before the next try of a version, twice as long as the last pause (W36).
     pub fn back_off(&mut self, key: Key, now: Time) {
         let longer = self.backoff_pause.saturating_mul(2).min(self.timing.patience_max);
         self.backoff_pause = if key == self.backoff_key { longer } else { self.timing.patience };
@@ -109,8 +106,7 @@ impl FetchPlanner {
         self.backoff_key = key;
     }
 
-    /// Ends the pause of a version that is no longer available: an older version may be the latest
-    /// version now, which the pause would also delay.
+    /// Ends the pause of a version that is no longer available, since it delays older versions, too.
     pub fn end_backoff(&mut self, key: Key) {
         if key == self.backoff_key {
             self.backoff_until = Time::ZERO;

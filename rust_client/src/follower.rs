@@ -1,5 +1,4 @@
-//! The versions of one model of a worker: decides which are received, staged and applied
-//! (`phases.rs`).
+//! Decides which versions of one model a worker receives, stages and applies (`phases.rs`).
 //!
 //! A newer version replaces an older one that is still arriving. After such a replacement, the
 //! worker fetches the newer version to its end before it begins another one.
@@ -520,8 +519,7 @@ impl Follower {
         effects
     }
 
-    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
-    /// on its way (W12).
+    /// Records that a ping was answered: no answer to a request before `sent_at` is on its way (W12).
     pub fn answered(&mut self, sent_at: Time) {
         self.planner.answered(&mut self.versions, sent_at);
     }
@@ -579,8 +577,7 @@ impl Follower {
         self.versions.commit().map(Effect::Ready).into_iter().collect()
     }
 
-    /// Returns the committed version that waits for its companions, and the numbers of these
-    /// companions by model.
+    /// Returns the committed version that waits for companions, and the companions' version numbers.
     pub fn awaiting_companions(&self) -> Option<(Key, &BTreeMap<String, u64>)> {
         self.versions.awaiting_companions().map(|entry| (entry.key(), &entry.announce().companions))
     }
@@ -644,8 +641,7 @@ impl Follower {
     // The session.
 
     /// Handles the start of a session with a publisher whose latest version is this one. Unless
-    /// versions are read from shared memory (`shared`), reserves a buffer of `nbytes`, their
-    /// expected size.
+    /// versions are read from shared memory, reserves a buffer of `nbytes`, their expected size.
     pub fn reconnected(
         &mut self,
         (epoch, version): Key,

@@ -61,8 +61,7 @@ pub struct FrameHead {
     pub size: usize, // bytes of the body
 }
 
-/// Returns the head of a frame; `None` if the head is incomplete. Returns an error if the body has
-/// more than `size_max` bytes.
+/// Returns the head of a frame; `None` if it is incomplete. Fails if the body exceeds `size_max`.
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {

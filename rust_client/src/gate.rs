@@ -16,8 +16,7 @@ pub enum CallState {
     Overdue,
 }
 
-/// A call of a user's function, which must return by its deadline. Its state changes once: to
-/// `Returned` or to `Overdue`.
+/// A call of a user's function, with a deadline. Its state changes once: to `Returned` or `Overdue`.
 pub struct Call {
     deadline: Instant,
     state: Mutex<CallState>,

@@ -190,8 +190,7 @@ fn is_pattern(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len()) && stars <= 1 && text.bytes().all(plain)
 }
 
-/// True if a key for this pattern may be used under this name. A `*` in the pattern stands for any
-/// characters.
+/// True if a key for this pattern may be used under this name.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         Some((begin, end)) => {

@@ -4,8 +4,7 @@
 //!
 //! The README has examples; start with `Worker` and `Publisher`.
 #![deny(unsafe_code)]
-// A literal of a message ends with `..Default::default()`, so that a new field needs no change
-// there.
+// A literal of a message ends with `..Default::default()`, so that it need not list a new field.
 #![allow(clippy::needless_update)]
 
 #[cfg(target_endian = "big")]

@@ -115,8 +115,7 @@ impl WorkerMachine {
         }
     }
 
-    /// Makes the worker accept only sealed messages. The control connection is encrypted, and
-    /// brings the keys.
+    /// Makes the worker accept only sealed messages. The encrypted control connection brings keys.
     pub fn require_sealed(&mut self) {
         self.keyring = Some(Keyring::default());
         self.followers.iter_mut().for_each(|(follower, _)| follower.require_sealed());
@@ -160,7 +159,7 @@ impl WorkerMachine {
     }
 
     /// Calls `act` with the follower of a model, if there is one. Returns the effects.
-    fn with_follower(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
+    fn dispatch(&mut self, model: &str, act: impl FnOnce(&mut Follower) -> Vec<Effect>) -> Vec<Effect> {
         let mut effects = self.follower_mut(model).map_or_else(Vec::new, act);
         effects.extend(self.complete());
         effects
@@ -286,19 +285,18 @@ impl WorkerMachine {
                 }
                 Vec::new()
             }
-            FromPublisher::End(end) => {
-                self.with_follower(&end.model.clone(), |follower| follower.end(end, now))
-            }
+            FromPublisher::End(end) => self.dispatch(&end.model.clone(), |follower| follower.end(end, now)),
             FromPublisher::Commit(commit) => {
-                self.with_follower(&commit.model, |follower| follower.committed(&commit))
+                self.dispatch(&commit.model, |follower| follower.committed(&commit))
             }
             FromPublisher::Abort(abort) => {
-                self.with_follower(&abort.model, |follower| follower.aborted(&abort, now))
+                self.dispatch(&abort.model, |follower| follower.aborted(&abort, now))
             }
-            FromPublisher::Beacon(beacon) => self
-                .with_follower(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now)),
+            FromPublisher::Beacon(beacon) => {
+                self.dispatch(&beacon.model, |follower| follower.hear_of(beacon.epoch, beacon.version, now))
+            }
             FromPublisher::Rename(rename) => {
-                self.with_follower(&rename.model.clone(), |follower| follower.renamed(rename, now))
+                self.dispatch(&rename.model.clone(), |follower| follower.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => {
                 for (follower, _) in &mut self.followers {
@@ -335,7 +333,7 @@ impl WorkerMachine {
         };
         let bytes = plain.as_deref();
         let model = announce.model.clone();
-        self.with_follower(&model, |follower| match announce.whole.clone() {
+        self.dispatch(&model, |follower| match announce.whole.clone() {
             Some(whole) => follower.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
             None => follower.announced(announce, bytes, now, pushed),
         })
@@ -352,7 +350,7 @@ impl WorkerMachine {
     ) -> Vec<Effect> {
         match payload {
             Some(payload) => {
-                self.with_follower(model, |follower| follower.chunk(piece, proof, payload, now, pushed))
+                self.dispatch(model, |follower| follower.chunk(piece, proof, payload, now, pushed))
             }
             None => Vec::new(),
         }
@@ -377,13 +375,14 @@ impl WorkerMachine {
             }
             "gone" | "range" => match (self.in_session(), refuse.model) {
                 (true, Some(model)) => {
-                    self.with_follower(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
+                    self.dispatch(&model, |follower| follower.gone(refuse.epoch, refuse.version, now))
                 }
                 _ => Vec::new(),
             },
             "no-patch" => match (self.in_session(), refuse.model) {
-                (true, Some(model)) => self
-                    .with_follower(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now)),
+                (true, Some(model)) => {
+                    self.dispatch(&model, |follower| follower.no_patch((refuse.epoch, refuse.version), now))
+                }
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
@@ -512,9 +511,8 @@ impl WorkerMachine {
     /// True if the publisher has been silent for too long, or the control connection is presumed
     /// dead, which TCP detects late.
     ///
-    /// Each attempt to dial calls `changed`, which restarts the timeout of `unanswered_since`. This
-    /// timeout may pass during a long name lookup, but the redial that follows does not interrupt
-    /// the lookup.
+    /// Each attempt to dial calls `changed`, which restarts the timeout of `unanswered_since`. If it
+    /// passes during a long name lookup, the redial that follows does not interrupt the lookup.
     fn is_silent(&self, now: Time) -> bool {
         let for_so_long = |since, time| now.saturating_sub(since) >= time;
         let Timing { lost_after, deaf_after, .. } = self.timing;
@@ -526,8 +524,7 @@ impl WorkerMachine {
         self.session != Session::Outside && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
-    /// Ends the session, if there is one, and dials again: the same address, or the next of
-    /// several.
+    /// Ends the session, if there is one, and dials the address again, or the next of several.
     fn reconnect(&mut self, now: Time) -> Vec<Effect> {
         (self.unanswered_since, self.redial_at) = (None, None);
         let lost = self.change_session(Change::Silent).then_some(Effect::Lost);
@@ -568,8 +565,7 @@ impl WorkerMachine {
         self.data.clear(); // on another host, the same text is another endpoint
     }
 
-    /// Handles the result of a probe. If a publisher answers at the first address, the worker
-    /// returns to this address.
+    /// Handles the result of a probe: the worker returns to the first address if a publisher answers.
     pub fn probed(&mut self, answers: bool, now: Time) -> Vec<Effect> {
         self.addresses.probed(now);
         if !answers || !self.in_session() || self.addresses.is_first() {
@@ -647,23 +643,22 @@ impl WorkerMachine {
         note: &str,
         now: Time,
     ) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.applied(key, digest, base, note, now))
+        self.dispatch(model, |follower| follower.applied(key, digest, base, note, now))
     }
 
     /// Handles a ready version that was overwritten in shared memory before it was copied.
     pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.gone_stale(key, now))
+        self.dispatch(model, |follower| follower.gone_stale(key, now))
     }
 
     /// Handles a ready version that could not be applied. Unless `intact`, no version runs now.
     pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.failed(key, text, intact, now))
+        self.dispatch(model, |follower| follower.failed(key, text, intact, now))
     }
 
-    /// Handles a ready version that was not applied since a companion is torn: it is received
-    /// again.
+    /// Handles a ready version that was not applied since a companion is torn.
     pub fn failed_for_now(&mut self, model: &str, key: Key, text: &str, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.failed_for_now(key, text, now))
+        self.dispatch(model, |follower| follower.failed_for_now(key, text, now))
     }
 
     /// Notes that a user's thread could not apply a version yet, so that the version is ready
@@ -676,13 +671,13 @@ impl WorkerMachine {
 
     /// Handles a ready version that was replaced before a thread took it.
     pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.dropped(key, now))
+        self.dispatch(model, |follower| follower.dropped(key, now))
     }
 
     /// Handles the result of decoding a patch: the duration, or the reason that the patch cannot be
     /// used.
     pub fn decoded(&mut self, decoding: Patching, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
-        self.with_follower(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
+        self.dispatch(&decoding.model.clone(), |follower| follower.decoded(decoding, done, now))
     }
 
     /// Returns the hello for a source of a version of this model (N1).
@@ -692,14 +687,13 @@ impl WorkerMachine {
 
     /// Handles a chunk of a version, from a source.
     pub fn source_chunk(&mut self, model: &str, key: Key, chunk: &SourceChunk, now: Time) -> Vec<Effect> {
-        self.with_follower(model, |follower| follower.source_chunk(key, chunk, now))
+        self.dispatch(model, |follower| follower.source_chunk(key, chunk, now))
     }
 
-    /// Handles the end of a source's job. If the source has not sent all chunks, `done` has the
-    /// reason.
+    /// Handles the end of a source's job; `done` is an error if the source has not sent all chunks.
     pub fn source_over(&mut self, job: &SourceFetch, done: Result<(), String>, now: Time) -> Vec<Effect> {
         let key = (job.subject.epoch, job.subject.version);
-        self.with_follower(&job.subject.model, |follower| follower.source_over(key, job, done, now))
+        self.dispatch(&job.subject.model, |follower| follower.source_over(key, job, done, now))
     }
 
     // Time.

@@ -30,8 +30,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Creates the check of an address's host; `None` if the address is a path or its host is an IP
-    /// address.
+    /// Creates the check of an address's host; `None` if the address has no host name.
     pub fn of(address: &str) -> Option<Names> {
         Names::for_address(address, |host, port| (host, port).to_socket_addrs().map(drop))
     }

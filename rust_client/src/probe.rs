@@ -18,8 +18,7 @@ const SIGNATURE_BYTES: usize = 10; // of a greeting: then the peer knows that th
 pub struct Probe(Option<Receiver<bool>>);
 
 impl Probe {
-    /// Starts a thread that probes the endpoint and then wakes the worker's thread. Does nothing if
-    /// a probe is in flight.
+    /// Unless a probe is in flight, starts a thread that probes, and then wakes the worker's thread.
     pub fn start(&mut self, endpoint: &Endpoint, waker: Arc<Waker>) {
         if self.0.is_some() {
             return;

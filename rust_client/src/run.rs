@@ -1,5 +1,4 @@
-//! The worker's thread, which owns the sockets, moves frames, and calls the state machine, which
-//! makes all decisions.
+//! The worker's thread, which owns the sockets, moves frames, and calls the state machine.
 //!
 //! Ready versions go to the `ReadyQueue`. The user's threads report their results as `Outcome`.
 
@@ -46,8 +45,7 @@ pub enum Outcome {
     Failed {
         text: String,
         intact: bool,
-        /// True if the version will be received again, since it failed only because a companion is
-        /// torn.
+        /// True if the version will be received again: it failed only because a companion is torn.
         again: bool,
     },
     Stale,

@@ -1,6 +1,5 @@
-//! Sealed (encrypted) payloads and messages: derives keys, nonces and associated data, encrypts and
-//! decrypts (`docs/protocol/keys.md`, "Sealing"). The callers are `publisher/sealer.rs` and a
-//! worker's `keyring.rs`.
+//! Encrypts and decrypts sealed payloads and messages (`docs/protocol/keys.md`, "Sealing"), for
+//! `publisher/sealer.rs` and a worker's `keyring.rs`.
 //!
 //! ```text
 //! group key ──> id                              names the group key in messages

@@ -64,8 +64,7 @@ impl fmt::Debug for SourceChunk {
     }
 }
 
-/// Counts a chunk that is not copied yet. Once it is dropped, the session may request another
-/// chunk.
+/// Counts a chunk that is not copied yet. Its drop lets the session request another chunk.
 struct PendingCopy(Arc<AtomicUsize>, Arc<Waker>);
 
 impl PendingCopy {
@@ -367,8 +366,7 @@ impl Session {
         Ok(())
     }
 
-    /// Requests chunks, as far as the window allows (W11). Chunks that are not copied yet count
-    /// against the window.
+    /// Requests chunks, as far as the window allows (W11). Uncopied chunks count against the window.
     fn request(&mut self, now: Time) {
         let uncopied = self.uncopied.load(Ordering::Relaxed);
         if self.missing.is_empty() || self.requested.len() + uncopied > WINDOW_CHUNKS / 2 {

@@ -130,8 +130,7 @@ impl Buffer {
         Ok(Buffer { memory: Some(memory_of(nbytes, false)?), pool: Weak::new(), staging: false })
     }
 
-    /// Returns the memory, whose pages can be exchanged with those of a model. Returns `None` for a
-    /// default buffer.
+    /// Returns the memory, whose pages can be exchanged with a model's; `None` for a default buffer.
     pub fn pages(&mut self) -> Option<&mut Memory> {
         self.memory.as_mut()
     }

@@ -31,8 +31,7 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
     }
 
-    /// Passes an item to the stream, once the previous item was taken. Returns false if the stream
-    /// was dropped.
+    /// Passes an item to the stream, once the previous item was taken. False: the stream was dropped.
     fn send(&self, item: Result<Update, Error>) -> bool {
         let mut state = self.lock();
         while state.item.is_some() && !state.unwanted {

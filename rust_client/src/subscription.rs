@@ -1,5 +1,4 @@
-//! The worker's data connection, which is dialled in the background. Chunks are read straight into
-//! a version's buffer.
+//! The worker's data connection. Chunks are read straight into a version's buffer.
 //!
 //! The connection belongs to one thread, which never blocks here. Another thread looks up the host,
 //! connects, and then wakes the first thread. A connection that breaks or falls silent is dialled

@@ -11,8 +11,7 @@
 //! ```
 //!
 //! A chunk is `Leased` while its bytes are being received straight into the buffer. A second copy
-//! of the chunk that arrives meanwhile is ignored, so that only one writer has this part of the
-//! buffer.
+//! that arrives meanwhile is ignored, so that only one writer has this part of the buffer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
 //! fetched at once. A missing chunk above it may still be pushed, and is fetched after `end`, or
@@ -626,8 +625,7 @@ impl Transfer {
         self.arrival = next(COMING, self.arrival, way).unwrap_or(self.arrival);
     }
 
-    /// Records that a ping sent at `sent_at` was answered. Then no answer to an earlier request is
-    /// on its way.
+    /// Records that a ping was answered: no answer to a request before `sent_at` is on its way.
     pub fn answered(&mut self, sent_at: Time) {
         self.answered = Some(sent_at);
     }

@@ -257,8 +257,7 @@ impl VersionStore {
         self.apply_event(Phase::Arriving, Event::Whole);
     }
 
-    /// If the staged version has companions, records that the version is committed, and returns
-    /// true.
+    /// If the staged version has companions, records that it is committed, and returns true.
     pub fn await_companions(&mut self) -> bool {
         let staged = self.in_phase_mut(Phase::Staged).filter(|entry| !entry.announce.companions.is_empty());
         staged.map(|entry| entry.committed = true).is_some()
@@ -277,8 +276,7 @@ impl VersionStore {
     }
 
     /// Sets the digest, the note and the patch base of the version that runs now. At most one
-    /// buffer is kept as a patch base (D3): while an arriving patch builds on such a buffer, no
-    /// other buffer is kept.
+    /// buffer is kept as a patch base (D3): none, while an arriving patch builds on another one.
     pub fn set_patch_base(&mut self, digest: &str, base: Option<Base>, note: &str) {
         let arriving = self.transfer();
         let in_use = arriving.map_or(false, |transfer| {

@@ -563,8 +563,7 @@ impl Worker {
         &self.name
     }
 
-    /// Returns the publisher's address. If the worker has several addresses, returns the one that
-    /// it uses or tries now.
+    /// Returns the address that the worker uses or tries now.
     pub fn address(&self) -> &str {
         &self.addresses[self.shared.address()]
     }
@@ -693,8 +692,7 @@ impl Worker {
     }
 
     /// Applies versions at once. Reports the result to the worker's thread before another version
-    /// can be applied to these models. Returns an error if a version is rejected: then none of
-    /// these versions runs.
+    /// can be applied to these models. If one version is rejected, returns an error, and none runs.
     fn apply(&self, mut group: Group, deadline: Instant) -> Result<Attempt, Error> {
         group.sort_by(|one, other| one.model.cmp(&other.model));
         for staged in &group {
@@ -751,8 +749,7 @@ impl Worker {
         }
     }
 
-    /// Puts versions back into the ready queue, except those for whose model a newer version has
-    /// arrived.
+    /// Puts versions back into the ready queue. Drops those for whose model a newer one has arrived.
     fn put_back(&self, group: Group) -> Attempt {
         for staged in &group {
             self.shared.report(&staged.model, staged.key, Outcome::PutBack);

@@ -37,8 +37,7 @@ pub trait Places {
     /// Returns the destination of a payload that is about to be received.
     fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
 
-    /// Returns the unfilled memory of the place; `None` if the place is used for another payload
-    /// now.
+    /// Returns the unfilled memory of the place; `None` if another payload uses the place now.
     fn unfilled(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
 
     /// Notes that `count` bytes were received into this place.

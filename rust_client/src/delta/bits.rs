@@ -61,8 +61,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(width))
     }
 
-    /// Reads a unary code: the number of clear bits before the next set bit. Returns an error if
-    /// the number is above `most`.
+    /// Reads a unary code: the number of clear bits before the next set bit. Fails if above `most`.
     #[inline]
     fn unary(&mut self, most: u32) -> Result<u32, Fault> {
         let mut value = 0;
@@ -108,8 +107,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Replaces the content of `out` with the next `count` numbers, which have Exp-Golomb codes
-    /// with the parameter `k`.
+    /// Replaces the content of `out` with the next `count` numbers, in Exp-Golomb codes.
     pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.clear();
         let mut bits = 0;

@@ -103,8 +103,7 @@ impl<'a> Patch<'a> {
         self.apply_while(data, digest, &|| true)
     }
 
-    /// Does what `apply` does, but returns an error soon after `wanted` returns false. Then `data`
-    /// may have changed in part.
+    /// Does what `apply` does, but fails soon after `wanted` returns false; `data` may have changed.
     pub fn apply_while(
         &self,
         data: &mut [u8],

@@ -1,8 +1,7 @@
 //! Compares two blocks: finds the elements that change, and by which steps.
 //!
-//! Blocks are read once, 64 elements at a time, to find both the steps as one class and the steps
-//! by class. The elements of all classes are counted at once: each byte of a 128-bit number counts
-//! the elements of one class.
+//! Blocks are read once, 64 elements at a time, for both the steps as one class and the steps by
+//! class. All classes are counted at once: each byte of a 128-bit number counts one class.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, ordinal_of, Classes, BF16, F16};
@@ -16,8 +15,7 @@ const WINDOW_BYTES: usize = 2 * WINDOW;
 pub struct Steps {
     /// The number of unchanged elements before each changed element.
     pub gaps: Vec<u32>,
-    /// The distance from each changed element's old to its new value, counted in representable
-    /// values of the dtype.
+    /// The distance from each changed element's old to its new value, in representable values.
     pub steps: Vec<i32>,
 }
 

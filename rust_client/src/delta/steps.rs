@@ -157,8 +157,7 @@ const fn class_of(upper: usize, f16: bool) -> usize {
     }
 }
 
-/// Tables by the upper 9 bits of an element: its class, and the number that adds one to the byte of
-/// that class.
+/// Tables by the upper 9 bits of an element: its class, and a number that counts one in this class.
 pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],

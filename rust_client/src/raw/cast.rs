@@ -40,8 +40,7 @@ pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 
 /// Returns the bytes of some numbers, for writing.
 pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in `bytes_of`; any written bytes are valid values of `Plain`, and the borrow is
-    // unique.
+    // SAFETY: as in `bytes_of`; any bytes are valid values of `Plain`, and the borrow is unique.
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

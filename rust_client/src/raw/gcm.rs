@@ -55,8 +55,7 @@ extern "C" {
     fn EVP_EncryptFinal_ex(context: *mut Context, to: *mut c_uchar, count: *mut c_int) -> c_int;
 }
 
-/// A ciphertext that is being decrypted. Decrypted pieces are not authentic until `verify` returns
-/// true.
+/// A ciphertext that is being decrypted. Its plain text is authentic only once `verify` returns true.
 pub struct Gcm(NonNull<Context>);
 
 // SAFETY: a context belongs to no thread, and each call has exclusive access to it.

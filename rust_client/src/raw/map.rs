@@ -1,5 +1,4 @@
-//! Mapped memory: private memory whose pages can be exchanged, and a mapped file of another
-//! process.
+//! Mapped memory: private memory whose pages can be exchanged, and another process's mapped file.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -79,8 +78,7 @@ impl Memory {
         let mapped = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
         let region = Region::map(mapped, protection, flags, None)?;
         let offset = if mapped > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
-        // SAFETY: unless `offset` is 0, the region has `TABLE_BYTES` more than `len`, and `offset`
-        // is less than `TABLE_BYTES`.
+        // SAFETY: either `offset` is 0, or the region has `TABLE_BYTES` more, which exceed `offset`.
         let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(offset)) };
         Ok(Memory { _region: region, start, len })
     }

@@ -71,18 +71,16 @@ pub fn zeros(words: usize) -> Option<Vec<u64>> {
     (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, words, words) })
 }
 
-/// One memory for all tensors of a model, which have the same positions as in a published data
-/// section. A version is moved here by an exchange of pages, which does not change the tensors'
-/// addresses.
+/// One memory for all tensors of a model, at the offsets that they have in a published data section.
+/// A version is moved here by an exchange of pages, which does not change the tensors' addresses.
 pub struct Home {
     memory: map::Memory,
     begins: Vec<u64>, // offset of each tensor in `memory`, in the order of the model
 }
 
 impl Home {
-    /// Moves zeroed tensors into one new memory. The caller must keep the result as long as the
-    /// tensors. Returns `None` if the tensors have less than `TABLE_BYTES` together, or if the
-    /// allocation fails.
+    /// Moves zeroed tensors into one new memory; keep the result as long as the tensors. Returns
+    /// `None` if the tensors have less than `TABLE_BYTES` together, or if the allocation fails.
     pub fn of(tensors: &mut [Tensor]) -> Option<Home> {
         let nbytes = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
         if nbytes < TABLE_BYTES {

@@ -1,5 +1,4 @@
-//! Encrypts and decrypts NaCl boxes with libsodium, which libzmq also uses for CURVE. No crate in
-//! Debian offers XSalsa20.
+//! NaCl boxes by libsodium, which libzmq also uses for CURVE. No crate in Debian has XSalsa20.
 
 use std::os::raw::{c_int, c_uchar, c_ulonglong, c_void};
 use std::sync::Once;
