@@ -1,4 +1,4 @@
-//! The name under which programs ask for the library: it has the number of the ABI.
+//! Sets the soname of the library, which has the number of the ABI.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libweightbus.so.1");

@@ -5,9 +5,9 @@
 // Threads. Every function may be called in any thread, and threads may share a worker, a publisher,
 // a model and a snapshot. But wb_read_end() must be called in the thread that called wb_read(), and
 // a handle must not be used while it is freed. A thread that holds a wb_reading must not call
-// wb_receive(): the model would be in use.
+// wb_receive(), which would wait for the end of this reading until its timeout.
 //
-// Memory. The comment of borrowed memory says how long it is borrowed. The function that frees a
+// Memory. The comment on borrowed memory says how long it is borrowed. The function that frees a
 // handle is named after it, and accepts NULL. Free the workers of a model before the model, and the
 // memory of its tensors last.
 //
@@ -44,13 +44,13 @@
 #define WB_ENCODING_RAW 0
 
 // The version is sent as the smallest patch on the version that a worker runs, if the publisher
-// still has that.
+// still has the latter.
 #define WB_ENCODING_DELTA 1
 
 // Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 #define WB_ENCODING_DELTA_FLAT 2
 
-// Whichever of these three is likely to arrive first.
+// The one of these three encodings that is likely to arrive first.
 #define WB_ENCODING_AUTO 3
 
 // The result of a call.
@@ -59,7 +59,7 @@ typedef enum {
   WB_OK = 0,
   // Nothing arrived in time, or nothing was found.
   WB_NOTHING = 1,
-  // A version was rejected. The previous one still runs, unless wb_error() says that none does.
+  // A version was rejected. The previous one still runs, unless wb_error() says that none runs.
   WB_REJECTED = 2,
   // The publisher refuses this worker, which keeps trying to join.
   WB_REFUSED = 3,
@@ -104,7 +104,7 @@ typedef struct wb_worker wb_worker;
 typedef struct {
   // Name in UTF-8, with a zero byte at the end.
   const char *name;
-  // Length of the name, for names that contain zero bytes. 0: it ends at the first zero byte.
+  // Length of the name, for names with zero bytes. 0: the name ends at its first zero byte.
   size_t name_bytes;
   // Name of the dtype in safetensors: "F32", "BF16", "I64", ...
   const char *dtype;
@@ -136,11 +136,11 @@ typedef struct {
   const char *text;
 } wb_event;
 
-// Called by the thread of the worker or publisher, which answers the other side: the function must
-// not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(), which
-// return at once here; the thread ends after this call. Another thread that frees the handle waits
-// for that. In a publisher's function, wb_publish(), wb_publish_safetensors() and
-// wb_wait_for_workers() would wait for this same thread until their timeouts.
+// Called in the thread of the worker or publisher, which also answers the other side: the function
+// must not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(),
+// which then return at once; the thread ends after this call. Another thread that frees the handle
+// waits for the end of the call. In a publisher's function, do not call wb_publish(),
+// wb_publish_safetensors() or wb_wait_for_workers(): they would wait until their timeouts.
 typedef void (*wb_on_event)(const wb_event *event, void *user);
 
 // A complete, verified version, on which your function decides. It is borrowed for the call.
@@ -164,13 +164,12 @@ typedef int (*wb_decide)(const wb_offer *offer, char *text, size_t room, void *u
 // wb_connect().
 typedef struct {
   // sizeof(wb_options).
-  // A library that knows fewer fields accepts more fields if they are zero; else it returns
-  // WB_INVALID.
+  // A library with fewer fields returns WB_INVALID if a field that it lacks is not zero.
   size_t size;
   // Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH". Or several addresses, of relays
   // and the publisher, separated by commas, in order of preference. The worker changes over to
-  // the next one when one fails ("changed-over"), and returns to the first one once a publisher
-  // answers there.
+  // the next address when one fails ("changed-over"), and returns to the first one once a
+  // publisher answers there.
   const char *address;
   // Name of this worker, unique among the publisher's workers. NULL: a name is generated.
   const char *name;
@@ -183,9 +182,9 @@ typedef struct {
   wb_on_event on_event;
   // Passed to all functions here; valid in any thread until the worker is freed.
   void *user;
-  // Decides whether a version runs, once for each, before readers see it and before it is
-  // reported. After a rejection the previous snapshot stays, but no version runs in your memory
-  // (WB_TORN).
+  // Decides once for each version whether it runs, before readers see the version and before it
+  // is reported. After a rejection the previous snapshot stays, but no version runs in your
+  // memory (WB_TORN).
   wb_decide apply;
   // Decides before any byte of a model changes. After a rejection the previous version still
   // runs.
@@ -196,23 +195,23 @@ typedef struct {
   uint32_t apply_timeout_ms;
   // True: versions may have tensors that the models here lack. These tensors are ignored.
   bool partial;
-  // True: F64, F32, F16 and BF16 values are converted where dtypes differ, to nearest, ties to
-  // even.
+  // True: F64, F32, F16 and BF16 values are converted where dtypes differ, and rounded to
+  // nearest, ties to even.
   bool cast;
   // Program or binding that runs the worker, and its version, for the publisher's operators: at
   // most 256 characters. NULL: "weightbus-c/" and this library's version.
   const char *client;
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
   // or of the folder, or the content of the file, which begins with {. NULL: the environment's
-  // WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, it may have a path for each
-  // of them, in the same order, separated by commas.
+  // WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, `keys` may have a path
+  // for each of them, in the same order, separated by commas.
   const char *keys;
-  // True: every version arrives whole, never as a patch on the running one. With `partial` or
-  // `cast`, patches need a second copy of the running version.
+  // True: every version arrives whole, never as a patch on the running version. With `partial`
+  // or `cast`, patches need a second copy of the running version.
   bool whole_only;
   // Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-  // on the host of the address, or at its path with a suffix; otherwise the worker fetches all
-  // versions, which is slower.
+  // on the host of `address`, or at the path of `address` with a suffix; otherwise the worker
+  // fetches all versions, which is slower.
   uint64_t any_data_host;
 } wb_options;
 
@@ -237,13 +236,13 @@ typedef struct {
 
 // An entry of a version's metadata: a name, and a text.
 typedef struct {
-  // UTF-8 with a zero byte at the end, like the text.
+  // Name in UTF-8 with a zero byte at the end, like the text.
   const char *name;
   const char *text;
 } wb_text;
 
-// The state of a worker. The running version is current, and the rest may be slightly out of date.
-// A number is 0 if there is no such session or version.
+// The state of a worker. The running version is current; the other fields may be slightly out of
+// date. An epoch or version is 0 if there is no such session or version.
 typedef struct {
   // Epoch of the session.
   uint64_t epoch;
@@ -255,7 +254,7 @@ typedef struct {
   bool torn;
   uint64_t running_epoch;
   uint64_t running_version;
-  // The arriving version, the number of its chunks that have arrived, and the number of all.
+  // The arriving version, the number of its chunks that have arrived, and of all its chunks.
   uint64_t arriving_epoch;
   uint64_t arriving_version;
   uint64_t chunks_here;
@@ -276,11 +275,11 @@ typedef struct {
   // Address to listen at, the only one that workers need: "tcp://HOST:PORT" (port 0: any free
   // one) or "ipc://PATH".
   const char *address;
-  // Address of the data socket. NULL: one port above, or at the path with a suffix.
+  // Address of the data socket. NULL: the next port, or the path of `address` with a suffix.
   const char *data;
   // Data address that is sent to the workers. NULL: derived from `data`.
   const char *advertise;
-  // Epoch, which workers compare with that of their running version; 0: milliseconds since 1970.
+  // Epoch, which workers compare with their running version's epoch; 0: milliseconds since 1970.
   uint64_t epoch;
   // Size of a chunk in bytes; 0: 2^20.
   uint64_t chunk_bytes;
@@ -289,10 +288,10 @@ typedef struct {
   uint32_t ping_ms;
   uint32_t lost_after_ms;
   // A folder that keeps the epoch and the latest version of each model. A publisher that is
-  // started with it later, in this language or in Python, offers these versions again. NULL:
-  // none. Freeing waits up to 10 s until all is written there.
+  // started with this folder later, in this language or in Python, offers these versions again.
+  // NULL: no folder. Freeing the publisher waits up to 10 s until all is written there.
   const char *state;
-  // Least number of workers that "all" stands for, in a publish that does not set it.
+  // Least number of workers that "all" stands for, in a publish that sets no `expect`.
   size_t expect;
   // True: without keys, listen where other hosts can connect, which then get the weights.
   bool insecure;
@@ -320,7 +319,7 @@ typedef struct {
 typedef struct {
   // sizeof(wb_publish_options), as in wb_options.
   size_t size;
-  // Names of the workers to publish to. If there are 0 names: all that subscribe to the model.
+  // Names of the workers to publish to. 0 names: all workers that subscribe to the model.
   const char *const *workers;
   size_t workers_count;
   // Number of workers that must succeed; 0: all workers that the version is published to.
@@ -332,8 +331,8 @@ typedef struct {
   bool together;
   // Time limit of the whole publish; 0: 60 s.
   uint32_t timeout_ms;
-  // Least number of workers that "all" stands for: missing ones are waited for. 0: the
-  // publisher's.
+  // Least number of workers that "all" stands for: the publish waits for missing ones. 0: the
+  // publisher's `expect`.
   size_t expect;
   // Encoding for workers that accept patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
   uint32_t encoding;
@@ -377,13 +376,13 @@ extern "C" {
 // Returns WB_ABI of the library that the program runs with.
 uint32_t wb_abi(void);
 
-// Returns the message of the last failed call in this thread. It is valid until the next failed
-// one.
+// Returns the message of the last failed call in this thread, which is valid until the next
+// failure.
 const char *wb_error(void);
 
-// Makes a model of tensors in your memory. Names, dtypes and shapes are borrowed for the call,
-// `data` until the model and all of its workers are freed. Until then only this library writes
-// there, and your program reads only between wb_read() and wb_read_end().
+// Makes a model of tensors in your memory. Names, dtypes and shapes are borrowed for the call, and
+// `data` until the model and all of its workers are freed. Until then only this library writes to
+// `data`, and your program reads it only between wb_read() and wb_read_end().
 wb_code wb_model_new(const wb_tensor *tensors, size_t count, wb_model **model);
 
 // Makes a model of zeros in the library's own memory, and writes the address and size of each
@@ -391,15 +390,15 @@ wb_code wb_model_new(const wb_tensor *tensors, size_t count, wb_model **model);
 // from the network is not copied there: pages are exchanged. So do not fork while a version is
 // applied: the child may find other bytes. Do not register this memory with a device or a network
 // card (cudaHostRegister(), ibv_reg_mr(), buffers of io_uring), which would keep using the old
-// pages. The effects of mlock(), madvise() and mbind() move with the pages. Use wb_model_new() for
-// that.
+// pages. The effects of mlock(), madvise() and mbind() move with the pages. For these, use
+// wb_model_new().
 wb_code wb_model_resident(wb_tensor *tensors, size_t count, wb_model **model);
 
 void wb_model_free(wb_model *model);
 
 // Waits while a version is being written to a model, and keeps the model unchanged until
-// wb_read_end(). Sets `epoch` and `version` to the version in the model, 0 before the first one;
-// either may be NULL. Returns WB_TORN if there is nothing to read.
+// wb_read_end(). Sets `epoch` and `version` to those of the version in the model, 0 before the
+// first version; either pointer may be NULL. Returns WB_TORN if an apply failed half-way.
 wb_code wb_read(const wb_model *model, wb_reading **reading, uint64_t *epoch, uint64_t *version);
 
 // Ends the read access to a model, in the thread that called wb_read().
@@ -411,22 +410,21 @@ wb_code wb_connect(const wb_options *options, wb_worker **worker);
 // Returns the name of a worker, which is valid as long as the worker; empty for NULL.
 const char *wb_name(const wb_worker *worker);
 
-// Returns the address that a worker is with, or tries now, which is valid as long as the worker;
-// empty for NULL.
+// Returns the address that a worker uses or tries now. The text is valid as long as the worker,
+// and empty for NULL.
 const char *wb_worker_address(const wb_worker *worker);
 
-// Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the
-// publisher's.
+// Waits until the publisher admits the worker. Sets `epoch` to the publisher's, unless it is NULL.
 wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch);
 
 // Applies the newest version that has arrived, and waits for one if necessary. 0 ms: does not
 // wait.
 wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
 
-// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(): of the running
-// version, by the number that wb_look(), wb_read() and wb_latest() give now (a restarted publisher
-// may rename it), or of one of the last few that wb_receive() returned. Returns WB_NOTHING for
-// others.
+// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
+// the running one, by the number that wb_look(), wb_read() and wb_latest() return now (a restarted
+// publisher may rename it), or one of the last few that wb_receive() returned. Returns WB_NOTHING
+// for other versions.
 wb_code wb_metadata_of(const wb_worker *worker,
                        const char *model,
                        uint64_t epoch,
@@ -441,24 +439,24 @@ const char *wb_metadata_get(const wb_metadata *metadata, const char *name);
 
 void wb_metadata_free(wb_metadata *metadata);
 
-// Returns the state of a worker, and of one of its models; `model` may be NULL.
+// Sets `state` to the state of a worker, and of one of its models; `model` may be NULL.
 wb_code wb_look(const wb_worker *worker, const char *model, wb_state *state);
 
-// Returns the newest version of a model without memory of yours, like wb_receive() did, but
-// without digest, duration and `patched`. WB_NOTHING before the first one.
+// Returns the newest version of a model that has no memory of yours, like wb_receive(), but
+// without digest, duration and `patched`. Returns WB_NOTHING before the first version.
 wb_code wb_latest(const wb_worker *worker, const char *model, wb_update *update);
 
 // Returns a descriptor for poll() and the like, which is readable while wb_receive() would not
 // wait; -1 for NULL. It belongs to the worker: do not read from it, and do not close it.
 int wb_fd(const wb_worker *worker);
 
-// Sends a goodbye, and ends the worker's thread. Calls that wait in wb_receive() get WB_CLOSED.
+// Sends a `bye`, and ends the worker's thread. Calls that wait in wb_receive() return WB_CLOSED.
 void wb_close(const wb_worker *worker);
 
 // Closes and frees a worker, which no other thread may use any more.
 void wb_worker_free(wb_worker *worker);
 
-// Returns the tensors of a snapshot, in the order of the published source, and sets `count`. They
+// Returns the tensors of a snapshot, in the order of the publisher's model, and sets `count`. They
 // live as long as the snapshot, and never change.
 const wb_tensor *wb_snapshot_tensors(const wb_snapshot *snapshot, size_t *count);
 
@@ -475,7 +473,7 @@ const char *wb_address(const wb_publisher *publisher);
 
 // Publishes a new version of a model, and waits until the workers have it (see `wait`). The
 // tensors are borrowed until they are copied, which is before the wait. `options` and `receipt`
-// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing
+// may be NULL. With WB_UNACHIEVED, there is a receipt, too. Returns WB_NOTHING, with nothing
 // published, if other calls were publishing the model until the timeout.
 wb_code wb_publish(const wb_publisher *publisher,
                    const char *model,

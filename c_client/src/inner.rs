@@ -1,5 +1,4 @@
-//! The implementation of the ABI: checks of arguments, error messages, and Rust values for C to
-//! hold.
+//! The implementation of the ABI: checks arguments, keeps error messages, converts values for C.
 
 use crate::{
     wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_text, wb_update, wb_worker,
@@ -44,15 +43,15 @@ impl From<Error> for Fault {
 }
 
 thread_local! {
-    static LAST_WORDS: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-pub fn last_words() -> *const c_char {
-    LAST_WORDS.try_with(|words| words.borrow().as_ptr()).unwrap_or(b"\0".as_ptr().cast())
+pub fn last_error() -> *const c_char {
+    LAST_ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(b"\0".as_ptr().cast())
 }
 
-fn remember(text: &str) {
-    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // else the thread ends
+fn set_last_error(text: &str) {
+    let _ = LAST_ERROR.try_with(|error| *error.borrow_mut() = c_text(text)); // fails while the thread ends
 }
 
 /// Returns a text for C. Zero bytes in the text are replaced, since they would end it.
@@ -60,17 +59,17 @@ pub fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
-/// Runs the body of a call, and returns its code. A panic gives WB_PANIC, and errors are
-/// remembered.
+/// Runs the body of a call. Returns its code, or WB_PANIC. Stores an error's message for
+/// wb_error().
 pub fn answer(act: impl FnOnce() -> Result<wb_code, Fault>) -> wb_code {
     match catch_unwind(AssertUnwindSafe(act)) {
         Ok(Ok(code)) => code,
         Ok(Err(Fault(code, text))) => {
-            remember(&text);
+            set_last_error(&text);
             code
         }
         Err(_) => {
-            remember("a bug in libweightbus: standard error has more");
+            set_last_error("a bug in libweightbus: standard error has more");
             wb_code::WB_PANIC
         }
     }
@@ -88,7 +87,7 @@ pub fn quietly<T>(otherwise: T, act: impl FnOnce() -> T) -> T {
 /// `place` must be NULL or writable.
 pub unsafe fn out<T>(place: *mut *mut T, value: T) -> Result<wb_code, Fault> {
     if place.is_null() {
-        return Err(invalid("no place for what was asked for"));
+        return Err(invalid("the pointer for the result is NULL"));
     }
     // SAFETY: `place` is not NULL.
     unsafe { place.write(Box::into_raw(Box::new(value))) };
@@ -180,7 +179,7 @@ pub unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [
         (name, text_of(tensor.dtype, 0, "dtype")?, array(tensor.shape, tensor.rank, "shape")?)
     };
     let found = Dtype::named(dtype);
-    let dtype = found.ok_or_else(|| invalid(&format!("tensor {:?}: no dtype {:?}", name, dtype)))?;
+    let dtype = found.ok_or_else(|| invalid(&format!("tensor {:?}: unknown dtype {:?}", name, dtype)))?;
     Ok((name, dtype, shape))
 }
 
@@ -241,20 +240,21 @@ pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault
 }
 
 /// Returns a copy of a caller's options. The caller may have been compiled when there were fewer
-/// fields, or more. `least` is their size in the first header.
+/// fields, or more. `least` is the size of the fields in the first header.
 ///
 /// # Safety
 ///
-/// `options` must be NULL or have as many bytes as its first field says, and zeros must be a value of each field.
+/// `options` must be NULL or have as many bytes as its first field says. Zeros must be valid
+/// values.
 pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Result<T, Fault> {
-    const MOST: usize = 4096; // no header will have more: a larger size was never set
+    const SIZE_MAX: usize = 4096; // no header will have more: a larger size was not initialised
     if options.is_null() {
         return Err(invalid("no options"));
     }
     // SAFETY: the first field exists.
     let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<T>());
     let mut copy = MaybeUninit::<T>::zeroed();
-    if size < least || size > MOST {
+    if size < least || size > SIZE_MAX {
         return Err(invalid(&format!("{}.size is {}, not {}: set it to sizeof", what, size, all)));
     }
     let known = size.min(all);
@@ -262,11 +262,11 @@ pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Re
     let unknown = unsafe { slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
     if unknown.iter().any(|&byte| byte != 0) {
         return Err(invalid(&format!(
-            "{} has a field that this library is too old for: leave it zero, or take a newer library",
+            "{} has a field that this library does not know: leave it zero, or use a newer library",
             what
         )));
     }
-    // SAFETY: `known` bytes exist. The fields behind them are zero, which is a value of each field.
+    // SAFETY: `known` bytes exist. The fields after them are zero, which is a value of each field.
     unsafe {
         copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(options.cast(), known);
         Ok(copy.assume_init())
@@ -310,14 +310,14 @@ pub unsafe fn kept_metadata<'a>(worker: *const wb_worker) -> Result<&'a KeptMeta
     unsafe { worker.as_ref() }.map(|worker| &worker.2).ok_or_else(|| invalid("no worker"))
 }
 
-const METADATA_KEPT: usize = 8; // versions of each model: a thread asks after others have received
+const METADATA_KEPT: usize = 8; // versions of each model: other threads may receive newer ones meanwhile
 
 /// Metadata of a version, with its epoch and number.
-type OfVersion = ((u64, u64), BTreeMap<String, String>);
+type VersionMetadata = ((u64, u64), BTreeMap<String, String>);
 
 /// Metadata of the last versions of each model that `wb_receive` returned.
 #[derive(Default)]
-pub struct KeptMetadata(Mutex<BTreeMap<String, VecDeque<OfVersion>>>);
+pub struct KeptMetadata(Mutex<BTreeMap<String, VecDeque<VersionMetadata>>>);
 
 impl KeptMetadata {
     pub fn keep(&self, update: &Update) {
@@ -346,8 +346,8 @@ pub unsafe fn metadata_of(
 ) -> Result<Option<CMetadata>, Fault> {
     // SAFETY: guaranteed by the caller.
     let (all, worker) = unsafe { (kept_metadata(worker)?, worker_of(worker)?) };
-    let runs = || worker.state().models.remove(model).filter(|its| its.running == Some(key));
-    Ok(all.of(model, key).or_else(|| runs().map(|its| CMetadata::of(&its.metadata))))
+    let runs = || worker.state().models.remove(model).filter(|state| state.running == Some(key));
+    Ok(all.of(model, key).or_else(|| runs().map(|state| CMetadata::of(&state.metadata))))
 }
 
 /// Metadata of a version, as C reads it.
@@ -443,7 +443,7 @@ pub fn listener(
 }
 
 /// Size of the memory for the reason that a function of C gives for a rejection.
-const WORDS_BYTES: usize = 1024;
+const REASON_BYTES: usize = 1024;
 
 /// Returns a function that makes a function of C decide on each version.
 pub fn decide(
@@ -457,26 +457,26 @@ pub fn decide(
         let (epoch, version, nbytes) = (offer.epoch, offer.version, offer.layout.nbytes);
         let snapshot = snapshot.as_ref().map_or(ptr::null(), |snapshot| snapshot as *const wb_snapshot);
         let offer = wb_offer { model: model.as_ptr(), epoch, version, nbytes, snapshot };
-        let mut words = [0u8; WORDS_BYTES];
-        match call(&offer, words.as_mut_ptr().cast(), words.len(), user.get()) {
+        let mut text = [0u8; REASON_BYTES];
+        match call(&offer, text.as_mut_ptr().cast(), text.len(), user.get()) {
             0 => Ok(()),
             code => {
-                let reason = words.split(|byte| *byte == 0).next().unwrap_or_default();
+                let reason = text.split(|byte| *byte == 0).next().unwrap_or_default();
                 let reason = String::from_utf8_lossy(reason).into_owned();
-                Err(if reason.is_empty() { format!("turned down with code {}", code) } else { reason }.into())
+                Err(if reason.is_empty() { format!("rejected with code {}", code) } else { reason }.into())
             }
         }
     }
 }
 
-/// Returns the update at `place`, filled with zeros.
+/// Fills the update at `place` with zeros, and returns it.
 ///
 /// # Safety
 ///
 /// `place` must be NULL or writable for all of `'a`.
 pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Fault> {
     if place.is_null() {
-        return Err(invalid("no place for the update"));
+        return Err(invalid("the pointer for the update is NULL"));
     }
     // SAFETY: `place` is not NULL, and zeros are a value of each field.
     unsafe {
@@ -485,15 +485,15 @@ pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Faul
     }
 }
 
-/// Writes a text into an array of zeros. The last zero stays: a longer text is cut.
-pub fn put(text: &str, place: &mut [c_char]) {
-    let room = place.len() - 1;
-    for (to, from) in place.iter_mut().zip(text.bytes().take(room)) {
+/// Writes a text into an array of zeros, and cuts a text that would overwrite the last zero.
+pub fn put(text: &str, array: &mut [c_char]) {
+    let length_max = array.len() - 1;
+    for (to, from) in array.iter_mut().zip(text.bytes().take(length_max)) {
         *to = from as c_char;
     }
 }
 
-pub fn tell(update: &mut wb_update, found: Update) {
+pub fn fill_applied(update: &mut wb_update, found: Update) {
     update.epoch = found.epoch;
     update.version = found.version;
     update.nbytes = found.nbytes;
@@ -506,7 +506,7 @@ pub fn tell(update: &mut wb_update, found: Update) {
     }
 }
 
-pub fn tell_latest(update: &mut wb_update, snapshot: Arc<Snapshot>) -> wb_code {
+pub fn fill_latest(update: &mut wb_update, snapshot: Arc<Snapshot>) -> wb_code {
     update.epoch = snapshot.epoch;
     update.version = snapshot.version;
     update.nbytes = snapshot.layout().nbytes;
@@ -515,7 +515,7 @@ pub fn tell_latest(update: &mut wb_update, snapshot: Arc<Snapshot>) -> wb_code {
     wb_code::WB_OK
 }
 
-pub fn tell_rejected(update: &mut wb_update, error: &Error) {
+pub fn fill_rejected(update: &mut wb_update, error: &Error) {
     match error {
         Error::Rejected { model, epoch, version, code, .. } => {
             update.epoch = *epoch;
@@ -529,19 +529,19 @@ pub fn tell_rejected(update: &mut wb_update, error: &Error) {
 }
 
 pub fn state_of(state: &State, model: Option<&str>) -> Result<wb_state, Fault> {
-    let its = match model {
+    let found = match model {
         Some(id) => state.models.get(id).cloned().ok_or_else(|| invalid(&format!("no model {:?}", id)))?,
         None => ModelState::default(),
     };
-    let (arriving, chunks_here, chunks) = its.arriving.unwrap_or_default();
-    let (running_epoch, running_version) = its.running.unwrap_or_default();
-    let (staged_epoch, staged_version) = its.staged.unwrap_or_default();
-    let (ready_epoch, ready_version) = its.ready.unwrap_or_default();
+    let (arriving, chunks_here, chunks) = found.arriving.unwrap_or_default();
+    let (running_epoch, running_version) = found.running.unwrap_or_default();
+    let (staged_epoch, staged_version) = found.staged.unwrap_or_default();
+    let (ready_epoch, ready_version) = found.ready.unwrap_or_default();
     Ok(wb_state {
         epoch: state.epoch.unwrap_or(0),
         malformed: state.malformed,
         shared: state.shared,
-        torn: its.torn,
+        torn: found.torn,
         running_epoch,
         running_version,
         arriving_epoch: arriving.0,
@@ -569,7 +569,7 @@ unsafe impl Sync for Tensors {}
 impl Tensors {
     fn of(snapshot: Arc<Snapshot>) -> Tensors {
         let infos = || snapshot.tensors();
-        let texts: Vec<_> = infos().map(|info| (exact(&info.name), c_text(info.dtype.name()))).collect();
+        let texts: Vec<_> = infos().map(|info| (with_zero(&info.name), c_text(info.dtype.name()))).collect();
         let look = |(info, (name, dtype)): (&TensorInfo, &(Vec<u8>, CString))| {
             let bytes = snapshot.bytes(&info.name).unwrap_or_default();
             wb_tensor {
@@ -595,13 +595,12 @@ impl Tensors {
         let info = self.snapshot.layout().get(name);
         let mut infos = self.snapshot.tensors();
         let at = info.and_then(|info| infos.position(|other| other.name == info.name));
-        at.map(|at| self.all[at]).ok_or_else(|| invalid(&format!("tensor {:?} has no place", name)))
+        at.map(|at| self.all[at]).ok_or_else(|| invalid(&format!("tensor {:?} is not in the snapshot", name)))
     }
 }
 
-/// Returns a text with a zero byte at the end. A reader that ignores its length stops at a zero in
-/// it.
-fn exact(text: &str) -> Vec<u8> {
+/// Returns the bytes of a text, which may include zero bytes, and a zero byte.
+fn with_zero(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
@@ -613,7 +612,7 @@ mod tests {
     fn no_panic_gets_out() {
         assert_eq!(answer(|| panic!("a test")), wb_code::WB_PANIC);
         // SAFETY: the message of this thread stays until the next failure.
-        let words = unsafe { CStr::from_ptr(last_words()) };
+        let words = unsafe { CStr::from_ptr(last_error()) };
         assert!(words.to_str().unwrap().contains("bug"), "{:?}", words);
         assert_eq!(quietly(-1, || panic!("a test")), -1);
     }

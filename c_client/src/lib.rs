@@ -25,7 +25,7 @@ pub enum wb_code {
     WB_OK = 0,
     /// Nothing arrived in time, or nothing was found.
     WB_NOTHING = 1,
-    /// A version was rejected. The previous one still runs, unless wb_error() says that none does.
+    /// A version was rejected. The previous one still runs, unless wb_error() says that none runs.
     WB_REJECTED = 2,
     /// The publisher refuses this worker, which keeps trying to join.
     WB_REFUSED = 3,
@@ -51,7 +51,7 @@ pub enum wb_code {
 pub struct wb_tensor {
     /// Name in UTF-8, with a zero byte at the end.
     pub name: *const c_char,
-    /// Length of the name, for names that contain zero bytes. 0: it ends at the first zero byte.
+    /// Length of the name, for names with zero bytes. 0: the name ends at its first zero byte.
     pub name_bytes: usize,
     /// Name of the dtype in safetensors: "F32", "BF16", "I64", ...
     pub dtype: *const c_char,
@@ -87,11 +87,11 @@ pub struct wb_event {
     pub text: *const c_char,
 }
 
-/// Called by the thread of the worker or publisher, which answers the other side: the function must
-/// not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(), which
-/// return at once here; the thread ends after this call. Another thread that frees the handle waits
-/// for that. In a publisher's function, wb_publish(), wb_publish_safetensors() and
-/// wb_wait_for_workers() would wait for this same thread until their timeouts.
+/// Called in the thread of the worker or publisher, which also answers the other side: the function
+/// must not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(),
+/// which then return at once; the thread ends after this call. Another thread that frees the handle
+/// waits for the end of the call. In a publisher's function, do not call wb_publish(),
+/// wb_publish_safetensors() or wb_wait_for_workers(): they would wait until their timeouts.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
 /// A complete, verified version, on which your function decides. It is borrowed for the call.
@@ -120,13 +120,12 @@ pub type wb_decide =
 #[derive(Clone, Copy)]
 pub struct wb_options {
     /// sizeof(wb_options).
-    /// A library that knows fewer fields accepts more fields if they are zero; else it returns
-    /// WB_INVALID.
+    /// A library with fewer fields returns WB_INVALID if a field that it lacks is not zero.
     pub size: usize,
     /// Address of the publisher: "tcp://HOST:PORT" or "ipc://PATH". Or several addresses, of relays
     /// and the publisher, separated by commas, in order of preference. The worker changes over to
-    /// the next one when one fails ("changed-over"), and returns to the first one once a publisher
-    /// answers there.
+    /// the next address when one fails ("changed-over"), and returns to the first one once a
+    /// publisher answers there.
     pub address: *const c_char,
     /// Name of this worker, unique among the publisher's workers. NULL: a name is generated.
     pub name: *const c_char,
@@ -139,9 +138,9 @@ pub struct wb_options {
     pub on_event: wb_on_event,
     /// Passed to all functions here; valid in any thread until the worker is freed.
     pub user: *mut c_void,
-    /// Decides whether a version runs, once for each, before readers see it and before it is
-    /// reported. After a rejection the previous snapshot stays, but no version runs in your memory
-    /// (WB_TORN).
+    /// Decides once for each version whether it runs, before readers see the version and before it
+    /// is reported. After a rejection the previous snapshot stays, but no version runs in your
+    /// memory (WB_TORN).
     pub apply: wb_decide,
     /// Decides before any byte of a model changes. After a rejection the previous version still
     /// runs.
@@ -152,31 +151,31 @@ pub struct wb_options {
     pub apply_timeout_ms: u32,
     /// True: versions may have tensors that the models here lack. These tensors are ignored.
     pub partial: bool,
-    /// True: F64, F32, F16 and BF16 values are converted where dtypes differ, to nearest, ties to
-    /// even.
+    /// True: F64, F32, F16 and BF16 values are converted where dtypes differ, and rounded to
+    /// nearest, ties to even.
     pub cast: bool,
     /// Program or binding that runs the worker, and its version, for the publisher's operators: at
     /// most 256 characters. NULL: "weightbus-c/" and this library's version.
     pub client: *const c_char,
     /// This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
     /// or of the folder, or the content of the file, which begins with {. NULL: the environment's
-    /// WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, it may have a path for each
-    /// of them, in the same order, separated by commas.
+    /// WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, `keys` may have a path
+    /// for each of them, in the same order, separated by commas.
     pub keys: *const c_char,
-    /// True: every version arrives whole, never as a patch on the running one. With `partial` or
-    /// `cast`, patches need a second copy of the running version.
+    /// True: every version arrives whole, never as a patch on the running version. With `partial`
+    /// or `cast`, patches need a second copy of the running version.
     pub whole_only: bool,
     /// Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-    /// on the host of the address, or at its path with a suffix; otherwise the worker fetches all
-    /// versions, which is slower.
-    pub any_data_host: u64, // 64 bits: not in padding, where older programs may have anything
+    /// on the host of `address`, or at the path of `address` with a suffix; otherwise the worker
+    /// fetches all versions, which is slower.
+    pub any_data_host: u64, // 64 bits: not in the padding, where older programs may have any bytes
 }
 
 /// An entry of a version's metadata: a name, and a text.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_text {
-    /// UTF-8 with a zero byte at the end, like the text.
+    /// Name in UTF-8 with a zero byte at the end, like the text.
     pub name: *const c_char,
     pub text: *const c_char,
 }
@@ -199,11 +198,11 @@ pub struct wb_update {
     /// With WB_REJECTED and WB_REFUSED: the code of the reason ("layout-mismatch", ...).
     pub code: [c_char; 129],
     /// True if the version arrived as a patch on the version that ran before.
-    pub patched: bool, // in padding of programs that were compiled without it
+    pub patched: bool, // in the padding of programs that were compiled without this field
 }
 
-/// The state of a worker. The running version is current, and the rest may be slightly out of date.
-/// A number is 0 if there is no such session or version.
+/// The state of a worker. The running version is current; the other fields may be slightly out of
+/// date. An epoch or version is 0 if there is no such session or version.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wb_state {
@@ -217,7 +216,7 @@ pub struct wb_state {
     pub torn: bool,
     pub running_epoch: u64,
     pub running_version: u64,
-    /// The arriving version, the number of its chunks that have arrived, and the number of all.
+    /// The arriving version, the number of its chunks that have arrived, and of all its chunks.
     pub arriving_epoch: u64,
     pub arriving_version: u64,
     pub chunks_here: u64,
@@ -255,11 +254,11 @@ pub struct wb_publisher_options {
     /// Address to listen at, the only one that workers need: "tcp://HOST:PORT" (port 0: any free
     /// one) or "ipc://PATH".
     pub address: *const c_char,
-    /// Address of the data socket. NULL: one port above, or at the path with a suffix.
+    /// Address of the data socket. NULL: the next port, or the path of `address` with a suffix.
     pub data: *const c_char,
     /// Data address that is sent to the workers. NULL: derived from `data`.
     pub advertise: *const c_char,
-    /// Epoch, which workers compare with that of their running version; 0: milliseconds since 1970.
+    /// Epoch, which workers compare with their running version's epoch; 0: milliseconds since 1970.
     pub epoch: u64,
     /// Size of a chunk in bytes; 0: 2^20.
     pub chunk_bytes: u64,
@@ -268,10 +267,10 @@ pub struct wb_publisher_options {
     pub ping_ms: u32,
     pub lost_after_ms: u32,
     /// A folder that keeps the epoch and the latest version of each model. A publisher that is
-    /// started with it later, in this language or in Python, offers these versions again. NULL:
-    /// none. Freeing waits up to 10 s until all is written there.
+    /// started with this folder later, in this language or in Python, offers these versions again.
+    /// NULL: no folder. Freeing the publisher waits up to 10 s until all is written there.
     pub state: *const c_char,
-    /// Least number of workers that "all" stands for, in a publish that does not set it.
+    /// Least number of workers that "all" stands for, in a publish that sets no `expect`.
     pub expect: usize,
     /// True: without keys, listen where other hosts can connect, which then get the weights.
     pub insecure: bool,
@@ -305,11 +304,11 @@ pub const WB_WAIT_NOBODY: u32 = 2;
 /// The version is sent whole.
 pub const WB_ENCODING_RAW: u32 = 0;
 /// The version is sent as the smallest patch on the version that a worker runs, if the publisher
-/// still has that.
+/// still has the latter.
 pub const WB_ENCODING_DELTA: u32 = 1;
 /// Like WB_ENCODING_DELTA, but in more bytes, which take less time to encode and decode.
 pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
-/// Whichever of these three is likely to arrive first.
+/// The one of these three encodings that is likely to arrive first.
 pub const WB_ENCODING_AUTO: u32 = 3;
 
 /// Settings of one publish. Zeros are the defaults. Everything is borrowed for the call.
@@ -318,7 +317,7 @@ pub const WB_ENCODING_AUTO: u32 = 3;
 pub struct wb_publish_options {
     /// sizeof(wb_publish_options), as in wb_options.
     pub size: usize,
-    /// Names of the workers to publish to. If there are 0 names: all that subscribe to the model.
+    /// Names of the workers to publish to. 0 names: all workers that subscribe to the model.
     pub workers: *const *const c_char,
     pub workers_count: usize,
     /// Number of workers that must succeed; 0: all workers that the version is published to.
@@ -330,8 +329,8 @@ pub struct wb_publish_options {
     pub together: bool,
     /// Time limit of the whole publish; 0: 60 s.
     pub timeout_ms: u32,
-    /// Least number of workers that "all" stands for: missing ones are waited for. 0: the
-    /// publisher's.
+    /// Least number of workers that "all" stands for: the publish waits for missing ones. 0: the
+    /// publisher's `expect`.
     pub expect: usize,
     /// Encoding for workers that accept patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
     pub encoding: u32,
@@ -378,16 +377,16 @@ pub extern "C" fn wb_abi() -> u32 {
     WB_ABI
 }
 
-/// Returns the message of the last failed call in this thread. It is valid until the next failed
-/// one.
+/// Returns the message of the last failed call in this thread, which is valid until the next
+/// failure.
 #[no_mangle]
 pub extern "C" fn wb_error() -> *const c_char {
-    inner::last_words()
+    inner::last_error()
 }
 
-/// Makes a model of tensors in your memory. Names, dtypes and shapes are borrowed for the call,
-/// `data` until the model and all of its workers are freed. Until then only this library writes
-/// there, and your program reads only between wb_read() and wb_read_end().
+/// Makes a model of tensors in your memory. Names, dtypes and shapes are borrowed for the call, and
+/// `data` until the model and all of its workers are freed. Until then only this library writes to
+/// `data`, and your program reads it only between wb_read() and wb_read_end().
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_new(
     tensors: *const wb_tensor,
@@ -407,8 +406,8 @@ pub unsafe extern "C" fn wb_model_new(
 /// from the network is not copied there: pages are exchanged. So do not fork while a version is
 /// applied: the child may find other bytes. Do not register this memory with a device or a network
 /// card (cudaHostRegister(), ibv_reg_mr(), buffers of io_uring), which would keep using the old
-/// pages. The effects of mlock(), madvise() and mbind() move with the pages. Use wb_model_new() for
-/// that.
+/// pages. The effects of mlock(), madvise() and mbind() move with the pages. For these, use
+/// wb_model_new().
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_resident(
     tensors: *mut wb_tensor,
@@ -417,7 +416,7 @@ pub unsafe extern "C" fn wb_model_resident(
 ) -> wb_code {
     answer(|| {
         if model.is_null() {
-            return Err(invalid("no place for the model")); // before `tensors` get their addresses
+            return Err(invalid("the pointer for the model is NULL")); // before `tensors` get their addresses
         }
         // SAFETY: the caller gives `count` tensors, as the header says, for the use of this call
         // alone.
@@ -434,8 +433,8 @@ pub unsafe extern "C" fn wb_model_free(model: *mut wb_model) {
 }
 
 /// Waits while a version is being written to a model, and keeps the model unchanged until
-/// wb_read_end(). Sets `epoch` and `version` to the version in the model, 0 before the first one;
-/// either may be NULL. Returns WB_TORN if there is nothing to read.
+/// wb_read_end(). Sets `epoch` and `version` to those of the version in the model, 0 before the
+/// first version; either pointer may be NULL. Returns WB_TORN if an apply failed half-way.
 #[no_mangle]
 pub unsafe extern "C" fn wb_read(
     model: *const wb_model,
@@ -526,16 +525,15 @@ pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
     unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.worker.as_ptr())
 }
 
-/// Returns the address that a worker is with, or tries now, which is valid as long as the worker;
-/// empty for NULL.
+/// Returns the address that a worker uses or tries now. The text is valid as long as the worker,
+/// and empty for NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_worker_address(worker: *const wb_worker) -> *const c_char {
     // SAFETY: the caller gives a worker that lives, or NULL.
     unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.address(worker.0.address()))
 }
 
-/// Waits until the publisher admits the worker, and sets `epoch`, unless it is NULL, to the
-/// publisher's.
+/// Waits until the publisher admits the worker. Sets `epoch` to the publisher's, unless it is NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, epoch: *mut u64) -> wb_code {
     answer(|| {
@@ -567,22 +565,22 @@ pub unsafe extern "C" fn wb_receive(
         match worker.receive(Duration::from_millis(timeout_ms.into())) {
             Ok(Some(found)) => {
                 all.keep(&found);
-                inner::tell(update, found);
+                inner::fill_applied(update, found);
                 Ok(wb_code::WB_OK)
             }
             Ok(None) => Ok(wb_code::WB_NOTHING),
             Err(error) => {
-                inner::tell_rejected(update, &error);
+                inner::fill_rejected(update, &error);
                 Err(Fault::from(error))
             }
         }
     })
 }
 
-/// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(): of the running
-/// version, by the number that wb_look(), wb_read() and wb_latest() give now (a restarted publisher
-/// may rename it), or of one of the last few that wb_receive() returned. Returns WB_NOTHING for
-/// others.
+/// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
+/// the running one, by the number that wb_look(), wb_read() and wb_latest() return now (a restarted
+/// publisher may rename it), or one of the last few that wb_receive() returned. Returns WB_NOTHING
+/// for other versions.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
@@ -627,7 +625,7 @@ pub unsafe extern "C" fn wb_metadata_free(metadata: *mut wb_metadata) {
     unsafe { inner::free(metadata) }
 }
 
-/// Returns the state of a worker, and of one of its models; `model` may be NULL.
+/// Sets `state` to the state of a worker, and of one of its models; `model` may be NULL.
 #[no_mangle]
 pub unsafe extern "C" fn wb_look(
     worker: *const wb_worker,
@@ -645,8 +643,8 @@ pub unsafe extern "C" fn wb_look(
     })
 }
 
-/// Returns the newest version of a model without memory of yours, like wb_receive() did, but
-/// without digest, duration and `patched`. WB_NOTHING before the first one.
+/// Returns the newest version of a model that has no memory of yours, like wb_receive(), but
+/// without digest, duration and `patched`. Returns WB_NOTHING before the first version.
 #[no_mangle]
 pub unsafe extern "C" fn wb_latest(
     worker: *const wb_worker,
@@ -657,7 +655,7 @@ pub unsafe extern "C" fn wb_latest(
         // SAFETY: the caller gives a worker that lives, a name, and a place.
         let (worker, update) = unsafe { (inner::worker_of(worker)?, inner::blank(update)?) };
         let found = worker.snapshot(unsafe { text_of(model, 0, "id of a model") }?);
-        Ok(found.map_or(wb_code::WB_NOTHING, |snapshot| inner::tell_latest(update, snapshot)))
+        Ok(found.map_or(wb_code::WB_NOTHING, |snapshot| inner::fill_latest(update, snapshot)))
     })
 }
 
@@ -670,7 +668,7 @@ pub unsafe extern "C" fn wb_fd(worker: *const wb_worker) -> c_int {
     quietly(-1, || worker.map_or(-1, |worker| worker.0.ready_fd()))
 }
 
-/// Sends a goodbye, and ends the worker's thread. Calls that wait in wb_receive() get WB_CLOSED.
+/// Sends a `bye`, and ends the worker's thread. Calls that wait in wb_receive() return WB_CLOSED.
 #[no_mangle]
 pub unsafe extern "C" fn wb_close(worker: *const wb_worker) {
     // SAFETY: the caller gives a worker that lives, or NULL.
@@ -685,7 +683,7 @@ pub unsafe extern "C" fn wb_worker_free(worker: *mut wb_worker) {
     unsafe { inner::free(worker) }
 }
 
-/// Returns the tensors of a snapshot, in the order of the published source, and sets `count`. They
+/// Returns the tensors of a snapshot, in the order of the publisher's model, and sets `count`. They
 /// live as long as the snapshot, and never change.
 #[no_mangle]
 pub unsafe extern "C" fn wb_snapshot_tensors(
@@ -742,7 +740,7 @@ pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_
 
 /// Publishes a new version of a model, and waits until the workers have it (see `wait`). The
 /// tensors are borrowed until they are copied, which is before the wait. `options` and `receipt`
-/// may be NULL. There is a receipt with WB_UNACHIEVED, too. Returns WB_NOTHING, with nothing
+/// may be NULL. With WB_UNACHIEVED, there is a receipt, too. Returns WB_NOTHING, with nothing
 /// published, if other calls were publishing the model until the timeout.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish(
@@ -754,14 +752,15 @@ pub unsafe extern "C" fn wb_publish(
     receipt: *mut *mut wb_receipt,
 ) -> wb_code {
     answer(|| {
-        // SAFETY: the caller gives a publisher that lives, a name, `count` tensors, options or NULL, a place or NULL.
+        // SAFETY: the caller gives a publisher that lives, a name, `count` tensors, options or
+        // NULL, a place or NULL.
         unsafe {
             publishing::clear(receipt);
             let publisher = publishing::publisher_of(publisher)?;
             let (model, options) = (text_of(model, 0, "id of a model")?, publishing::options_of(options)?);
             let tensors = publishing::Views::of(tensors, count)?;
             let result = publisher.publish_later(model, tensors.all(), &options)?.wait();
-            publishing::tell(result, receipt)
+            publishing::store(result, receipt)
         }
     })
 }
@@ -783,7 +782,7 @@ pub unsafe extern "C" fn wb_publish_safetensors(
             let publisher = publishing::publisher_of(publisher)?;
             let (model, options) = (text_of(model, 0, "id of a model")?, publishing::options_of(options)?);
             let file = inner::array(file.cast::<u8>(), nbytes, "bytes of a file")?;
-            publishing::tell(publisher.publish_safetensors(model, file, &options)?.wait(), receipt)
+            publishing::store(publisher.publish_safetensors(model, file, &options)?.wait(), receipt)
         }
     })
 }

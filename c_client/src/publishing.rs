@@ -17,7 +17,7 @@ use weightbus_core::{
     WorkerEvent,
 };
 
-const BASES: usize = 2; // the default of the crate
+const BASES: usize = 2; // the default of `PublisherBuilder::bases`
 
 /// # Safety
 ///
@@ -106,37 +106,37 @@ pub unsafe fn publisher_of<'a>(publisher: *const wb_publisher) -> Result<&'a Pub
 ///
 /// As the header requires of the arguments.
 pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOptions, Fault> {
-    let mut asked = PublishOptions::default();
+    let mut built = PublishOptions::default();
     if options.is_null() {
-        return Ok(asked);
+        return Ok(built);
     }
     // SAFETY: guaranteed by the caller, here and below.
     let options = unsafe { copied(options, size_of::<wb_publish_options>(), "wb_publish_options") }?;
     let names = unsafe { array(options.workers, options.workers_count, "workers") }?;
     if !names.is_empty() {
         let name = |&name: &*const c_char| Ok(unsafe { text_of(name, 0, "name of a worker") }?.to_owned());
-        asked.workers = Some(names.iter().map(name).collect::<Result<Vec<_>, Fault>>()?);
+        built.workers = Some(names.iter().map(name).collect::<Result<Vec<_>, Fault>>()?);
     }
     if options.at_least > 0 {
-        asked.require = Require::AtLeast(options.at_least);
+        built.require = Require::AtLeast(options.at_least);
     }
-    asked.wait = match options.wait {
+    built.wait = match options.wait {
         WB_WAIT_APPLIED => Wait::Applied,
         WB_WAIT_STAGED => Wait::Staged,
         WB_WAIT_NOBODY => Wait::Nobody,
-        other => return Err(invalid(&format!("wait is {}: WB_WAIT_APPLIED, _STAGED or _NOBODY", other))),
+        other => return Err(invalid(&format!("wait is {}, not WB_WAIT_APPLIED, _STAGED or _NOBODY", other))),
     };
-    asked.together = options.together;
+    built.together = options.together;
     if options.timeout_ms > 0 {
-        asked.timeout = Duration::from_millis(options.timeout_ms.into());
+        built.timeout = Duration::from_millis(options.timeout_ms.into());
     }
-    asked.encoding = match options.encoding {
+    built.encoding = match options.encoding {
         WB_ENCODING_RAW => Encoding::Raw,
         WB_ENCODING_DELTA => Encoding::Delta,
         WB_ENCODING_DELTA_FLAT => Encoding::DeltaFlat,
         WB_ENCODING_AUTO => Encoding::Auto,
         other => {
-            let text = format!("encoding is {}: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO", other);
+            let text = format!("encoding is {}, not WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO", other);
             return Err(invalid(&text));
         }
     };
@@ -144,10 +144,10 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
         let (name, text) = unsafe {
             (text_of(entry.name, 0, "name of metadata")?, text_of(entry.text, 0, "text of metadata")?)
         };
-        asked.metadata.insert(name.to_owned(), text.to_owned());
+        built.metadata.insert(name.to_owned(), text.to_owned());
     }
-    asked.expect = Some(options.expect).filter(|&expect| expect > 0);
-    Ok(asked)
+    built.expect = Some(options.expect).filter(|&expect| expect > 0);
+    Ok(built)
 }
 
 /// Views of the caller's tensors.
@@ -183,7 +183,7 @@ impl<'a> Views<'a> {
 pub struct Outcomes {
     all: Vec<wb_outcome>, // point into `_texts`
     _texts: Vec<[CString; 3]>,
-    words: CString,
+    text: CString,
     receipt: Receipt,
 }
 
@@ -208,7 +208,7 @@ impl Outcomes {
                 nbytes: worker.nbytes,
             };
         let all = receipt.workers.values().zip(&texts).map(look).collect();
-        Outcomes { all, _texts: texts, words: c_text(&receipt.to_string()), receipt }
+        Outcomes { all, _texts: texts, text: c_text(&receipt.to_string()), receipt }
     }
 
     pub fn workers(&self) -> &[wb_outcome] {
@@ -224,7 +224,7 @@ impl Outcomes {
             nbytes: self.receipt.nbytes,
             nanoseconds: self.receipt.took.as_nanos() as u64,
             digest,
-            text: self.words.as_ptr(),
+            text: self.text.as_ptr(),
         }
     }
 }
@@ -255,12 +255,12 @@ pub unsafe fn clear(place: *mut *mut wb_receipt) {
     }
 }
 
-/// Writes a receipt to `place`, whether or not the requirement was met. Returns the code.
+/// Writes the receipt of a publish to `place`, even if the requirement was missed. Returns the code.
 ///
 /// # Safety
 ///
 /// `place` must be NULL or writable.
-pub unsafe fn tell(result: Result<Receipt, Error>, place: *mut *mut wb_receipt) -> Result<wb_code, Fault> {
+pub unsafe fn store(result: Result<Receipt, Error>, place: *mut *mut wb_receipt) -> Result<wb_code, Fault> {
     let (receipt, fault) = match result {
         Ok(receipt) => (receipt, None),
         Err(error) => {

@@ -13,7 +13,7 @@ use crate::framing::{
 };
 use crate::handshakes::{Event, HandshakeFailures};
 use crate::keys::WorkerKeys;
-use crate::limits::{COMMANDS_PER_SECOND_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::limits::{COMMANDS_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::sodium::{Key, Pair};
 use crate::subscription::{dial, Dialled};
@@ -636,7 +636,7 @@ impl Line {
             (self.commands, self.counted_at) = (0, now);
         }
         self.commands += 1;
-        if self.commands > COMMANDS_PER_SECOND_MAX || body.starts_with(b"\x05ERROR") {
+        if self.commands > COMMANDS_MAX || body.starts_with(b"\x05ERROR") {
             return fault("too many commands, or an ERROR command");
         }
         if let Some(pong) = pong(body) {

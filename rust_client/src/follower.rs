@@ -1,7 +1,7 @@
 //! Decides which versions of one model a worker receives, stages and applies (`phases.rs`).
 //!
-//! A newer version replaces an older one that is still arriving. After such a replacement, the
-//! worker fetches the newer version to its end before it begins another one.
+//! A newer version replaces an older one that is still arriving. The worker then fetches the newer
+//! version to its end before it begins another one.
 
 use crate::effects::{Effect, Host};
 use crate::fetch_planner::FetchPlanner;
@@ -105,7 +105,6 @@ impl Follower {
         self.patches.accept();
     }
 
-    /// True if patches are accepted.
     pub fn accepts_patches(&self) -> bool {
         self.patches.accepted()
     }
@@ -119,7 +118,6 @@ impl Follower {
         self.epoch
     }
 
-    /// Returns the running version.
     pub fn running(&self) -> Option<Running> {
         self.versions.running()
     }

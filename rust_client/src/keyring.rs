@@ -84,8 +84,8 @@ impl Keyring {
     /// Returns a published message, decrypted; a sealed chunk is returned as it is. Returns `None`
     /// for a message that is not authentic or not new, or is in the clear.
     ///
-    /// With `counts`, the message is not accepted again. Without `counts`, only its header has been
-    /// received, and the caller passes the message again once it is complete.
+    /// With `counts`, the message is not accepted again. Otherwise only its header has been received,
+    /// and the caller passes it again later.
     pub fn published(
         &mut self,
         message: FromPublisher,
@@ -148,8 +148,8 @@ impl Keyring {
         let at = self.find(key)?;
         let names = subject.names();
         let known = self.last.as_ref().filter(|(id, of, _)| id == key && *of == names);
-        let secret =
-            known.map_or_else(|| self.group_keys[at].key.version_key(subject), |(.., secret)| *secret);
+        let derive = || self.group_keys[at].key.version_key(subject);
+        let secret = known.map_or_else(derive, |(.., secret)| *secret);
         self.last = Some((key.to_owned(), names, secret));
         let bound = subject.associated(purpose, index, size as u64);
         let tag = bytes_of_hex(tag).try_into().ok()?;

@@ -19,7 +19,7 @@ pub const DIFFERENCES_MAX: usize = 20; // lines in one error text
 
 /// ZMTP commands a second that a publisher may send. A publisher pings every few seconds, and each
 /// ping is answered.
-pub const COMMANDS_PER_SECOND_MAX: u32 = 64;
+pub const COMMANDS_MAX: u32 = 64;
 pub const UNREAD_BYTES_MAX: usize = 1 << 16; // bytes of queued answers that the publisher has not read
 /// Size in bytes of a layout that a worker always accepts, enough for some 10,000 tensors. A larger
 /// layout may exceed the size of its data by at most this number, and must not exceed `bytes_max /

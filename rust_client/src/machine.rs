@@ -149,7 +149,6 @@ impl WorkerMachine {
         }
     }
 
-    /// Returns the follower of a model.
     pub fn follower(&self, model: &str) -> Option<&Follower> {
         self.followers.iter().map(|(follower, _)| follower).find(|follower| follower.model() == model)
     }
@@ -393,7 +392,6 @@ impl WorkerMachine {
 
     // Joining.
 
-    /// True if there is a session.
     pub fn in_session(&self) -> bool {
         self.session == Session::Inside
     }

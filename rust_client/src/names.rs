@@ -83,7 +83,7 @@ impl Names {
         let (sender, receiver) = sync_channel(1);
         let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
         let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
-        let _ = thread.spawn(move || sender.send(resolve(&host, port))); // if no thread can be started, `sender` is dropped
+        let _ = thread.spawn(move || sender.send(resolve(&host, port))); // without a thread, it drops `sender`
         self.pending = Some(receiver);
     }
 
@@ -124,7 +124,7 @@ mod tests {
     fn answered(names: &mut Names, now: Time) -> Option<String> {
         let end = Instant::now() + Duration::from_secs(20);
         assert_eq!(names.poll(false, now), None);
-        assert!(names.pending.is_some(), "nobody was pending");
+        assert!(names.pending.is_some(), "nobody was asked");
         while names.pending.is_some() {
             assert!(Instant::now() < end, "never answered");
             if let Some(text) = names.poll(false, now) {

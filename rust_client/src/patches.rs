@@ -36,7 +36,6 @@ impl Patches {
         self.accepted = true;
     }
 
-    /// True if patches are accepted.
     pub fn accepted(&self) -> bool {
         self.accepted
     }

@@ -181,7 +181,6 @@ impl ReadyQueue {
 
     // For the user's threads.
 
-    /// True if the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed.is_some()
     }

@@ -66,13 +66,8 @@ pub fn fetches(transfer: &mut Transfer, now: Time) -> Vec<Effect> {
 pub fn receiving(versions: &VersionStore) -> Option<Effect> {
     let entry = versions.in_phase(Phase::Arriving)?;
     let transfer = entry.transfer()?;
-    Some(progress(
-        entry,
-        transfer.key(),
-        transfer.chunks_received() as u64,
-        ProgressPhase::Receiving,
-        transfer.patch(),
-    ))
+    let (key, chunks) = (transfer.key(), transfer.chunks_received() as u64);
+    Some(progress(entry, key, chunks, ProgressPhase::Receiving, transfer.patch()))
 }
 
 fn progress(

@@ -110,7 +110,6 @@ impl Shared {
         })
     }
 
-    /// Returns the waker of the worker's thread.
     pub fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
     }
@@ -326,11 +325,8 @@ impl Loop {
         let (control_arrived, data_arrived) = (self.control.has_arrived(), self.data.has_arrived());
         let changed = self.control.has_changed();
         let open = writable && self.control.is_open(); // a due hello is sent without waiting
-        let milliseconds = if control_arrived || data_arrived || open || changed {
-            0
-        } else {
-            (time.as_micros() + 999) / 1000
-        };
+        let at_once = control_arrived || data_arrived || open || changed;
+        let milliseconds = if at_once { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),

@@ -113,7 +113,6 @@ impl Drop for Unlock<'_> {
 pub struct Reading<'a>(&'a Segment);
 
 impl Reading<'_> {
-    /// Returns the size of the data section in bytes.
     pub fn nbytes(&self) -> usize {
         self.0.nbytes
     }

@@ -290,9 +290,9 @@ impl Session {
                 self.send(FromWorker::Pong(Pong { token: ping.token, ..Pong::default() }));
             }
             FromPublisher::Pong(pong) => {
-                let passed =
-                    Duration::from_millis(pong.token) > self.requested_at && !self.requested.is_empty();
-                self.overdue_since = self.overdue_since.or(passed.then_some(now));
+                let later = Duration::from_millis(pong.token) > self.requested_at;
+                let overdue = (later && !self.requested.is_empty()).then_some(now);
+                self.overdue_since = self.overdue_since.or(overdue);
             }
             FromPublisher::Refuse(refuse) => {
                 return Err(format!("it refuses ({}): {}", escaped(&refuse.code), escaped(&refuse.text)));
@@ -355,13 +355,8 @@ impl Session {
             }
         };
         let (subject, wanted) = (&self.job.subject, self.job.wanted.clone());
-        let chunk = SourceChunk {
-            index,
-            crc,
-            bytes,
-            wanted,
-            _pending: PendingCopy::new(&self.uncopied, &self.waker),
-        };
+        let _pending = PendingCopy::new(&self.uncopied, &self.waker);
+        let chunk = SourceChunk { index, crc, bytes, wanted, _pending };
         shared.report(&subject.model, (subject.epoch, subject.version), Outcome::FromSource(chunk));
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! again.
 
 use crate::endpoint::Endpoint;
-use crate::limits::{COMMANDS_PER_SECOND_MAX, UNREAD_BYTES_MAX};
+use crate::limits::{COMMANDS_MAX, UNREAD_BYTES_MAX};
 use crate::raw::fork::Own;
 use crate::raw::os;
 use crate::raw::socket::{is_name, unix_by_name};
@@ -204,8 +204,7 @@ impl<T: Copy> Subscription<T> {
         if now.saturating_sub(self.counted.1) >= SECOND {
             self.counted = (self.stream.commands, now);
         }
-        let too_many =
-            self.stream.commands.saturating_sub(self.counted.0) > u64::from(COMMANDS_PER_SECOND_MAX);
+        let too_many = self.stream.commands.saturating_sub(self.counted.0) > u64::from(COMMANDS_MAX);
         if too_many || self.stream.outgoing.len() > UNREAD_BYTES_MAX {
             self.hang_up(places);
         }

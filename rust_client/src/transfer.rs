@@ -264,22 +264,18 @@ impl Transfer {
         &self.announce.model
     }
 
-    /// Returns the number of undamaged chunks received.
     pub fn chunks_received(&self) -> usize {
         self.chunks_received
     }
 
-    /// Returns how often all received chunks together did not match the digest.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// Returns why the version arrives whole, though patches were offered.
     pub fn unpatched_reason(&self) -> &str {
         &self.unpatched_reason
     }
 
-    /// Returns the microseconds that decoding the patch took; 0 until then.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }

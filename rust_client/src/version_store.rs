@@ -44,17 +44,14 @@ impl VersionEntry {
         self.phase
     }
 
-    /// Returns what the announced version lacks.
     pub fn lacks(&self) -> Lack {
         self.lacks
     }
 
-    /// Returns the layout, once known.
     pub fn layout(&self) -> Option<&Arc<Layout>> {
         self.layout.as_ref()
     }
 
-    /// Returns the transfer, while the version is arriving.
     pub fn transfer(&self) -> Option<&Transfer> {
         self.transfer.as_ref()
     }
@@ -64,22 +61,18 @@ impl VersionEntry {
         &self.digest
     }
 
-    /// Returns the id of the patch by which the version arrived, if any.
     pub fn patch(&self) -> Option<PatchId> {
         self.patch.clone()
     }
 
-    /// Returns the microseconds that decoding this patch took.
     pub fn decode_us(&self) -> u64 {
         self.decode_us
     }
 
-    /// Returns the note about values that the model cannot hold.
     pub fn note(&self) -> &str {
         &self.note
     }
 
-    /// Returns the metadata that belongs to the current number.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }

@@ -762,7 +762,6 @@ impl Worker {
         Attempt::InUse
     }
 
-    /// Calls `before_apply`.
     fn call_before_apply(&self, work: &mut Work) -> Result<(), Unapplied> {
         let Work { staged, hold, .. } = work;
         let offer = offer_of(&staged.model, staged.key, &staged.layout);
@@ -820,7 +819,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Calls `apply`.
     fn call_apply(&self, work: &mut Work) -> Result<(), Unapplied> {
         let Work { staged, hold, made, .. } = work;
         let snapshot = made.as_ref().and_then(|made| made.update.snapshot.as_ref());

@@ -497,7 +497,7 @@ fn a_model_builds_no_patch_once_another_version_is_written_to_it() {
         world.announce(&three);
         world.apply();
         world.wait(3 * TICK);
-        let why = if begun { "another is being applied" } else { "another version runs by now" };
+        let why = if begun { "another is being applied" } else { "another version runs now" };
         assert!(world.publisher.unpatched[0].contains(why), "{:?}", world.publisher.unpatched);
         world.apply();
         assert_eq!(world.runs, Some((3, three.data)));

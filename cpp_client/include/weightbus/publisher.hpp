@@ -12,10 +12,10 @@ namespace weightbus {
 struct Outcome {
   // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (a newer version runs).
   std::string outcome;
-  std::chrono::nanoseconds after{0};  // from the call to the outcome; 0 while it is behind
+  std::chrono::nanoseconds after{0};  // from the call to the outcome; 0 while "behind"
   std::string detail;                 // for a person; empty if the outcome needs none
-  // How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran before),
-  // and the size of that in bytes; empty if unknown.
+  // How the version arrived: "raw" (whole) or "delta-1" (a patch on the version that ran before);
+  // empty if unknown. And the size of the version or patch in bytes.
   std::string encoding;
   std::uint64_t nbytes = 0;
 };
@@ -55,10 +55,10 @@ struct PublisherOptions {
   std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two pings
   std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // silence; at least twice `ping`
   // A folder that keeps the epoch and the latest version of each model after the publisher ends.
-  // The next publisher with that folder, in this language or in Python, offers these versions
+  // The next publisher with this folder, in this language or in Python, offers these versions
   // again.
   std::string state;
-  std::size_t history = 0;  // number of older versions of each model kept there
+  std::size_t history = 0;  // number of older versions of each model kept in `state`
   std::size_t expect = 0;   // least number of workers that "all" stands for
   bool insecure = false;    // without keys, allow an address that other hosts can reach
   // Number of versions of each model kept in memory as bases of patches, at most 8, and the bytes
@@ -73,12 +73,12 @@ struct PublisherOptions {
   std::chrono::milliseconds rekey{0};  // the lifetime of a group key; 0: a day
 
   // Called on each event of a worker ("joined", "lost", "stuck", "back", "left", "refused",
-  // "failed", "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it
-  // must not block, and must not destroy the publisher.
+  // "failed", "wrong-digest", "notice"; `model` is the worker's name), in the publisher's own
+  // thread. The function must not block, and must not destroy the publisher.
   std::function<void(const Event&)> on_event;
 };
 
-// Publishes versions of models. Any thread may call any method. The destructor closes it.
+// Publishes versions of models. Any thread may call any method. The destructor calls close().
 class Publisher {
  public:
   Publisher(Publisher&&) = default;
@@ -90,27 +90,27 @@ class Publisher {
 
   // Listens at "tcp://HOST:PORT" (port 0: any free one) or "ipc://PATH".
   static Result<Publisher> bind(const std::string& address, PublisherOptions options = {}) {
-    const auto text = [](const std::string& given) {
-      return given.empty() ? nullptr : given.c_str();
+    const auto text_or_null = [](const std::string& text) {
+      return text.empty() ? nullptr : text.c_str();
     };
     auto on_event =
         std::make_unique<std::function<void(const Event&)>>(std::move(options.on_event));
     wb_publisher_options raw{};
     raw.size = sizeof raw;
     raw.address = address.c_str();
-    raw.data = text(options.data);
-    raw.advertise = text(options.advertise);
+    raw.data = text_or_null(options.data);
+    raw.advertise = text_or_null(options.advertise);
     raw.epoch = options.epoch;
     raw.chunk_bytes = options.chunk_bytes;
     raw.ping_ms = milliseconds(options.ping);
     raw.lost_after_ms = milliseconds(options.lost_after);
-    raw.state = text(options.state);
+    raw.state = text_or_null(options.state);
     raw.history = options.history;
     raw.expect = options.expect;
     raw.insecure = options.insecure;
     raw.keys = options.keys ? options.keys->c_str() : nullptr;
     raw.rekey_ms = milliseconds(options.rekey);
-    if (*on_event) raw.on_event = &hear;
+    if (*on_event) raw.on_event = &call_listener;
     raw.user = on_event.get();
     raw.bases = options.bases;
     raw.bases_bytes_max = options.bases_bytes_max;
@@ -124,8 +124,8 @@ class Publisher {
   std::string address() const { return wb_address(raw_.get()); }
 
   // Publishes a new version of a model, and waits until the workers have it. `tensors` are copied
-  // before the wait begins, and not written to. If fewer workers succeeded than required, the
-  // result is also a receipt.
+  // before the wait begins, and are not written to. The result is a receipt even if fewer workers
+  // succeeded than required: see `achieved`.
   Result<Receipt> publish(const std::string& model, const std::vector<Tensor>& tensors,
                           const PublishOptions& options = {}) {
     std::vector<wb_tensor> raw;
@@ -134,7 +134,7 @@ class Publisher {
       raw.push_back({one.name.c_str(), one.name.size(), one.dtype.c_str(), one.shape.data(),
                      one.shape.size(), one.data, one.bytes});
     }
-    return asked(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
+    return publish_with(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
       return wb_publish(raw_.get(), model.c_str(), raw.data(), raw.size(), &how, receipt);
     });
   }
@@ -142,7 +142,7 @@ class Publisher {
   // Like publish(), with the bytes of a safetensors file.
   Result<Receipt> publish_safetensors(const std::string& model, Span<const std::byte> file,
                                       const PublishOptions& options = {}) {
-    return asked(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
+    return publish_with(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
       return wb_publish_safetensors(raw_.get(), model.c_str(), file.data(), file.size(), &how,
                                     receipt);
     });
@@ -170,19 +170,18 @@ class Publisher {
     return count < 0 ? 0 : count > UINT32_MAX ? UINT32_MAX : static_cast<std::uint32_t>(count);
   }
 
-  static void hear(const wb_event* event, void* user) noexcept {
+  static void call_listener(const wb_event* event, void* user) noexcept {
     try {
       (*static_cast<std::function<void(const Event&)>*>(user))(
           {event->kind, event->model, event->epoch, event->version, event->code, event->text});
     } catch (...) {
-      std::fputs("weightbus: on_event threw, and should not\n", stderr);
+      std::fputs("weightbus: on_event threw an exception, which it must not\n", stderr);
     }
   }
 
   template <class Publish>
-  Result<Receipt> asked(const PublishOptions& options, Publish publish) {
-    if (options.timeout.count() <= 0)
-      return Error{"invalid", "timeout is not above zero: choose one"};
+  Result<Receipt> publish_with(const PublishOptions& options, Publish publish) {
+    if (options.timeout.count() <= 0) return Error{"invalid", "timeout must be above zero"};
     std::vector<const char*> names;
     names.reserve(options.workers.size());
     for (const std::string& name : options.workers) names.push_back(name.c_str());

@@ -48,25 +48,25 @@ struct Error {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
-  Result(Error error) : held_(std::in_place_index<1>, std::move(error)) {}
+  Result(T value) : content_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : content_(std::in_place_index<1>, std::move(error)) {}
 
-  explicit operator bool() const { return held_.index() == 0; }
-  bool ok() const { return held_.index() == 0; }
+  explicit operator bool() const { return content_.index() == 0; }
+  bool ok() const { return content_.index() == 0; }
 
   // Only if ok().
-  T& value() { return *std::get_if<0>(&held_); }
-  const T& value() const { return *std::get_if<0>(&held_); }
+  T& value() { return *std::get_if<0>(&content_); }
+  const T& value() const { return *std::get_if<0>(&content_); }
   T& operator*() { return value(); }
   const T& operator*() const { return value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
   // Only if not ok().
-  const Error& error() const { return *std::get_if<1>(&held_); }
+  const Error& error() const { return *std::get_if<1>(&content_); }
 
  private:
-  std::variant<T, Error> held_;
+  std::variant<T, Error> content_;
 };
 
 // Contiguous elements; in C++20 it converts to a std::span.
@@ -106,7 +106,7 @@ struct Float8E5M2 {
   std::uint8_t bits = 0;
 };
 
-// True if it is not 0. (Not a `bool`, because the bytes of a version may have any value.)
+// True if the byte is not 0. (Not a `bool`, because the bytes of a version may have any value.)
 struct Bool {
   std::uint8_t byte = 0;
 
@@ -121,8 +121,8 @@ inline float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
-// Widens an IEEE-like float: the greatest exponent means infinity (no fraction) or NaN; with
-// `finite`, only the pattern with all bits set is NaN.
+// Widens an IEEE-like float. The greatest exponent means infinity (fraction 0) or NaN. With
+// `finite`, there is no infinity, and only the pattern with all bits set is NaN.
 inline float widen(std::uint32_t bits, int exponent_bits, int fraction_bits, bool finite) {
   const std::uint32_t exponents = (1U << exponent_bits) - 1, fractions = (1U << fraction_bits) - 1;
   const std::uint32_t exponent = bits >> fraction_bits & exponents, fraction = bits & fractions;
@@ -240,16 +240,16 @@ template <class T, auto free>
 using Handle = std::unique_ptr<T, Free<free>>;
 
 // Returns the error of the last call that failed in this thread.
-inline Error error_of(wb_code code, std::string of_protocol = {}) {
+inline Error error_of(wb_code code, std::string protocol_code = {}) {
   static constexpr const char* kNames[] = {"ok",     "timeout", "rejected",  "refused",
                                            "closed", "torn",    "invalid",   "not-found",
                                            "system", "panic",   "unachieved"};
   const bool known = static_cast<std::size_t>(code) < std::size(kNames);
-  if (of_protocol.empty()) of_protocol = known ? kNames[code] : "unknown";
-  return {std::move(of_protocol), wb_error()};
+  if (protocol_code.empty()) protocol_code = known ? kNames[code] : "unknown";
+  return {std::move(protocol_code), wb_error()};
 }
 
-// Makes a model of tensors, and stores the address and size of their memory in them.
+// Makes a model of tensors, and sets the address and size of memory in each of `tensors`.
 template <class Make>
 Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, Make make) {
   std::vector<wb_tensor> raw;
@@ -333,11 +333,11 @@ class TensorView {
 // after its release.
 class Snapshot {
  public:
-  explicit Snapshot(const wb_update& seen)
-      : model(seen.model),
-        epoch(seen.epoch),
-        version(seen.version),
-        raw_(seen.snapshot, wb_snapshot_free) {}
+  explicit Snapshot(const wb_update& update)
+      : model(update.model),
+        epoch(update.epoch),
+        version(update.version),
+        raw_(update.snapshot, wb_snapshot_free) {}
 
   // The snapshot of an offer, which owns it during the call.
   explicit Snapshot(const wb_offer& offer)
@@ -352,14 +352,14 @@ class Snapshot {
   const std::string model;
   const std::uint64_t epoch, version;
 
-  // The tensors, in the order of their bytes.
+  // The tensors, in the order of the publisher's model.
   std::vector<TensorView> tensors() const {
     std::size_t count = 0;
     const wb_tensor* first = wb_snapshot_tensors(raw_.get(), &count);
     return {first, first + count};
   }
 
-  // Returns a tensor by its name, or by an alias that its publisher gave it.
+  // Returns a tensor by its name, or by an alias from the publisher.
   Result<TensorView> find(const std::string& name) const {
     wb_tensor found;
     const wb_code code = wb_snapshot_find(raw_.get(), name.c_str(), &found);
@@ -383,10 +383,10 @@ class Snapshot {
 struct Update {
   std::string model;
   std::uint64_t epoch = 0, version = 0, nbytes = 0;
-  std::string digest;  // as reported to the publisher; empty if it was read from shared memory
+  std::string digest;  // of the bytes; empty if these came from shared memory and were not hashed
   double seconds = 0;  // duration of the copy
-  std::shared_ptr<const Snapshot> snapshot;  // of a model received as snapshots
-  bool patched = false;                      // it arrived as a patch on the version that ran before
+  std::shared_ptr<const Snapshot> snapshot;     // of a model received as snapshots
+  bool patched = false;                         // arrived as a patch on the version that ran before
   std::map<std::string, std::string> metadata;  // from the publisher, such as a step
 };
 
@@ -399,7 +399,7 @@ struct Offer {
 };
 
 // Returns nullopt to accept the version, or a reason to reject it, which is reported to the
-// publisher. Throwing rejects it.
+// publisher. An exception rejects the version, too.
 using Decide = std::function<std::optional<std::string>(const Offer&)>;
 
 // An event: "joined", "lost", "refused", "rejected", "changed-over" or "notice"; more kinds may be
@@ -415,7 +415,7 @@ using Version = std::pair<std::uint64_t, std::uint64_t>;  // epoch, number
 struct ModelState {
   std::optional<Version> running, arriving, staged, ready;
   std::uint64_t chunks_here = 0, chunks = 0;  // of the arriving version
-  bool torn = false;                          // has parts of two versions, and no version runs
+  bool torn = false;                          // an apply failed half-way, and no version runs
   // The publisher's metadata of the running version, under its current number.
   std::map<std::string, std::string> metadata;
 };
@@ -438,22 +438,22 @@ struct Options {
   // that needs a second copy of the running version.
   bool patches = true;
 
-  // Connect to any data address that the publisher sends. Otherwise it must be on the host of the
-  // publisher's address, or at its path with a suffix; if it is not, the worker fetches all
+  // Connect to any data address that the publisher sends. If false, the data address must be on the
+  // host of the publisher's address, or at its path with a suffix; otherwise the worker fetches all
   // versions, which is slower.
   bool any_data_host = false;
 
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
   // the path of the folder, or the contents of the file, which begin with {. Not given: the
-  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys. With several addresses, it may
-  // have a path for each of them, in the same order, separated by commas.
+  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys. With several addresses, there
+  // may be a path for each of them, in the same order, separated by commas.
   std::optional<std::string> keys;
 
   // Called in the worker's own thread, which answers the publisher: it must not block, and must not
   // close the worker.
   std::function<void(const Event&)> on_event;
 
-  // Accepts or rejects a version, once, in the thread that applies it, before any reader sees it
+  // Accepts or rejects each version once, in the thread that applies it, before any reader sees it
   // and before it is reported. After a rejection, the previous snapshot stays. A model in place
   // already has the new version (read it without reading()), and is torn after a rejection.
   Decide apply;
@@ -486,8 +486,8 @@ struct Options {
   std::vector<std::pair<std::string, Target>> models;
 };
 
-// Keeps a model unchanged while it is held. Destroy it in the thread that created it, and before
-// its worker. That thread must not call receive() or create another one meanwhile.
+// Keeps a model unchanged while this object exists. Destroy it in the thread that created it, and
+// before its worker. That thread must not call receive() or create another Reading meanwhile.
 class Reading {
  public:
   Reading(wb_reading* raw, Version of) : version(of), raw_(raw) {}
@@ -498,8 +498,8 @@ class Reading {
   detail::Handle<wb_reading, wb_read_end> raw_;
 };
 
-// Receives versions in the background at all times. They are applied in receive() or, after
-// start(), in the background. Any thread may call any method.
+// Receives versions in the background at all times. Applies them in receive() or, after start(), in
+// the background. Any thread may call any method.
 class Worker {
  public:
   using Duration = std::chrono::steady_clock::duration;
@@ -509,7 +509,7 @@ class Worker {
   static Result<Worker> connect(const std::string& address, Options options);
 
   // The same for several addresses, of relays and the publisher, in order of preference. The worker
-  // changes over to the next one when one fails, and returns to the first one once a publisher
+  // changes over to the next address when one fails, and returns to the first one once a publisher
   // answers there.
   static Result<Worker> connect(const std::vector<std::string>& addresses, Options options) {
     std::string list;
@@ -523,12 +523,12 @@ class Worker {
 
   const std::string& name() const { return core_->name; }
 
-  // The address that the worker is with, or tries now.
+  // The address that the worker uses or tries now.
   std::string address() const { return wb_worker_address(core_->raw.get()); }
 
   // Applies the newest version that has arrived, waiting for one if necessary, and returns the
-  // update; nullopt if none arrived in time. It is applied in place, in this thread: call it where
-  // the weights are not in use, or let readers hold a `reading()`.
+  // update; nullopt if none arrived in time. The version is applied in this thread: call receive()
+  // where the weights are not in use, or let readers hold a `reading()`.
   //
   // An error means that a version was rejected (the weights are unchanged, unless the error says
   // that none runs), that the publisher refuses this worker ("name-taken", ...; the worker keeps
@@ -546,14 +546,13 @@ class Worker {
   // to `on_event`.
   void start() { core_->start(); }
 
-  // Keeps a model unchanged while the result is held. Fails ("torn") if the model has parts of two
-  // versions.
+  // Keeps a model unchanged while the result exists. Fails ("torn") if an apply failed half-way.
   Result<Reading> reading(const std::string& model) const {
-    const wb_model* const its = core_->find(model);
-    if (its == nullptr) return Error{"invalid", "model '" + model + "' has no memory here"};
+    const wb_model* const found = core_->find(model);
+    if (found == nullptr) return Error{"invalid", "model '" + model + "' has no memory here"};
     wb_reading* raw = nullptr;
     Version version;
-    const wb_code code = wb_read(its, &raw, &version.first, &version.second);
+    const wb_code code = wb_read(found, &raw, &version.first, &version.second);
     if (code != WB_OK) return detail::error_of(code);
     return Reading(raw, version);
   }
@@ -566,7 +565,7 @@ class Worker {
     return code == WB_OK ? std::make_shared<const Snapshot>(seen) : nullptr;
   }
 
-  // The version that a model runs; nullopt before the first one, and after a torn copy.
+  // The version that a model runs; nullopt before the first one, and while no version runs.
   std::optional<Version> running(const std::string& model) const {
     return core_->look(model.c_str()).second.running;
   }
@@ -586,7 +585,7 @@ class Worker {
     const wb_code code = wb_joined(core_->raw.get(), Core::milliseconds(timeout), &epoch);
     if (code == WB_NOTHING)
       return Error{"timeout",
-                   "no publisher at " + core_->addresses + " has let worker " + name() + " in"};
+                   "no publisher at " + core_->addresses + " has admitted worker " + name()};
     if (code != WB_OK) return detail::error_of(code);
     return epoch;
   }
@@ -595,16 +594,16 @@ class Worker {
   State state() const {
     State state = core_->look(nullptr).first;
     for (const std::string& id : core_->ids) {
-      ModelState& its = state.models[id];
-      do {  // it may get another name in between
-        its = core_->look(id.c_str()).second;
-      } while (its.running && !core_->metadata_of(id.c_str(), *its.running, its.metadata));
+      ModelState& model = state.models[id];
+      do {  // the version may be renamed between the two calls
+        model = core_->look(id.c_str()).second;
+      } while (model.running && !core_->metadata_of(id.c_str(), *model.running, model.metadata));
     }
     return state;
   }
 
-  // A descriptor that is readable while receive(0s) would return something, for poll(). The worker
-  // owns it.
+  // A descriptor for poll(), readable while receive(0s) would return an update or an error. The
+  // worker owns it.
   int fd() const { return wb_fd(core_->raw.get()); }
 
   // Sends a `bye` and ends, as the destructor does. Waiting calls of receive() return "closed". A
@@ -644,7 +643,7 @@ class Worker {
                                   seen.patched, std::move(metadata)});
     }
 
-    // Returns the metadata of a version; false if the version is no longer known.
+    // Adds the metadata of a version to `all`. Returns false if the version is no longer known.
     bool metadata_of(const char* model, Version version,
                      std::map<std::string, std::string>& all) const {
       wb_metadata* made = nullptr;
@@ -700,40 +699,39 @@ class Worker {
                {}}};
     }
 
-    static void hear(const wb_event* event, void* user) noexcept {
+    static void call_listener(const wb_event* event, void* user) noexcept {
       try {
         static_cast<Core*>(user)->on_event(
             {event->kind, event->model, event->epoch, event->version, event->code, event->text});
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "weightbus: on_event threw, and should not: %s\n", error.what());
+        std::fprintf(stderr, "weightbus: on_event threw an exception, which it must not: %s\n",
+                     error.what());
       } catch (...) {
-        std::fputs("weightbus: on_event threw, and should not\n", stderr);
+        std::fputs("weightbus: on_event threw an exception, which it must not\n", stderr);
       }
     }
 
     static int decide(const Decide& function, const wb_offer& offer, char* text,
-                      std::size_t room) noexcept {
-      const auto turn_down = [&](const char* why) {
-        return std::snprintf(text, room, "%s", why), 1;
-      };
+                      std::size_t size) noexcept {
+      const auto reject = [&](const char* why) { return std::snprintf(text, size, "%s", why), 1; };
       try {
         const Snapshot snapshot(offer);
         const auto why = function({offer.model, offer.epoch, offer.version, offer.nbytes,
                                    offer.snapshot ? &snapshot : nullptr});
-        return why ? turn_down(why->c_str()) : 0;
+        return why ? reject(why->c_str()) : 0;
       } catch (const std::exception& error) {
-        return turn_down(error.what());
+        return reject(error.what());
       } catch (...) {
-        return turn_down("it threw something that is not a std::exception");
+        return reject("it threw something that is not a std::exception");
       }
     }
 
-    static int call_apply(const wb_offer* offer, char* text, std::size_t room, void* user) {
-      return decide(static_cast<Core*>(user)->apply, *offer, text, room);
+    static int call_apply(const wb_offer* offer, char* text, std::size_t size, void* user) {
+      return decide(static_cast<Core*>(user)->apply, *offer, text, size);
     }
 
-    static int call_before_apply(const wb_offer* offer, char* text, std::size_t room, void* user) {
-      return decide(static_cast<Core*>(user)->before_apply, *offer, text, room);
+    static int call_before_apply(const wb_offer* offer, char* text, std::size_t size, void* user) {
+      return decide(static_cast<Core*>(user)->before_apply, *offer, text, size);
     }
 
     std::string name, addresses;
@@ -754,8 +752,7 @@ class Worker {
 
 inline Result<Worker> Worker::connect(const std::string& address, Options options) {
   if (options.apply_timeout.count() <= 0 || options.apply_timeout > std::chrono::hours(24)) {
-    return Error{"invalid",
-                 "apply_timeout is not above zero, or is above a day: choose up to a day"};
+    return Error{"invalid", "apply_timeout must be above zero, and at most a day"};
   }
   using Model = Result<std::shared_ptr<const wb_model>>;
   auto core = std::make_unique<Core>();
@@ -772,7 +769,7 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
     if (!model) return Error{model.error().code, id + ": " + model.error().text};
     wanted.back().model = model->get();
     if (!core->models.emplace(id, *model).second)
-      return Error{"invalid", "model '" + id + "' is there twice"};
+      return Error{"invalid", "model '" + id + "' is given twice; give it once"};
   }
   wb_options raw{};
   raw.size = sizeof raw;
@@ -783,7 +780,7 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   raw.bytes_max = options.bytes_max;
   raw.network_only = !options.shared_memory;
   core->on_event = std::move(options.on_event);
-  if (core->on_event) raw.on_event = &Core::hear;
+  if (core->on_event) raw.on_event = &Core::call_listener;
   core->apply = std::move(options.apply);
   if (core->apply) raw.apply = &Core::call_apply;
   core->before_apply = std::move(options.before_apply);

@@ -2,8 +2,8 @@
 
 conan create cpp_client/recipes/conan    (from a clone; cargo and crates.io must be reachable)
 
-Tried with Conan 2.34, with Debian's OpenSSL and libzmq in the place of ConanCenter's, which could
-not be reached.
+Tested with Conan 2.34, with Debian's OpenSSL and libzmq instead of ConanCenter's, which was not
+reachable.
 """
 
 import os
@@ -16,7 +16,7 @@ from conan.tools.gnu import PkgConfigDeps
 
 
 class Weightbus(ConanFile):
-    """Exports the three clients that it is made of, and lets CMake build and install them."""
+    """Exports the sources of the C++, C and Rust clients; CMake builds and installs them."""
 
     name = "weightbus"
     version = "0.1.0"
@@ -45,7 +45,7 @@ class Weightbus(ConanFile):
         cmake_layout(self, src_folder="cpp_client")
 
     def generate(self) -> None:
-        """Have nothing built but what is installed, and cargo find what is required."""
+        """Build only what is installed, and let cargo find the required libraries."""
         toolchain = CMakeToolchain(self)
         toolchain.variables["WEIGHTBUS_BUILD"] = False
         toolchain.generate()
@@ -58,7 +58,7 @@ class Weightbus(ConanFile):
         environment.vars(self).save_script("cargo")
 
     def build(self) -> None:
-        """Build libweightbus; the layer is a header."""
+        """Build libweightbus; the C++ layer consists of headers."""
         cmake = CMake(self)
         cmake.configure()
         cmake.build()
@@ -69,6 +69,6 @@ class Weightbus(ConanFile):
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
 
     def package_info(self) -> None:
-        """Leave finding it to the CMake packages that are installed."""
+        """Let CMake projects find the package by its installed CMake files."""
         self.cpp_info.set_property("cmake_find_mode", "none")
         self.cpp_info.builddirs = ["lib/cmake/weightbus", "lib/cmake/libweightbus"]

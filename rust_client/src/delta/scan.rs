@@ -8,7 +8,7 @@ use super::steps::{element, ordinal_of, Classes, BF16, F16};
 use std::convert::TryInto;
 
 const WINDOW: usize = 64;
-const WINDOW_BYTES: usize = 2 * WINDOW;
+const SPAN: usize = 2 * WINDOW; // bytes of a window
 
 /// The changes of a block: of all elements, or of one class.
 #[derive(Default)]
@@ -41,9 +41,7 @@ pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
 
 fn flat(base: &[u8], target: &[u8]) -> Steps {
     let (mut found, mut next) = (Steps::default(), 0);
-    for ((old, new), begin) in
-        base.chunks(WINDOW_BYTES).zip(target.chunks(WINDOW_BYTES)).zip((0..).step_by(WINDOW))
-    {
+    for ((old, new), begin) in base.chunks(SPAN).zip(target.chunks(SPAN)).zip((0..).step_by(WINDOW)) {
         let mut mask = differ(old, new);
         while mask != 0 {
             let index = mask.trailing_zeros();
@@ -59,9 +57,7 @@ fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> (Steps, Vec<Steps>
     let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();
     // for each class: its elements in earlier windows, and the rank after its last changed element
     let (mut seen, mut next) = ([0u32; CLASSES], [0u32; CLASSES]);
-    for ((old, new), begin) in
-        base.chunks(WINDOW_BYTES).zip(target.chunks(WINDOW_BYTES)).zip((0..).step_by(WINDOW))
-    {
+    for ((old, new), begin) in base.chunks(SPAN).zip(target.chunks(SPAN)).zip((0..).step_by(WINDOW)) {
         let (mut mask, mut counted, mut counts) = (differ(old, new), 0, 0u128);
         while mask != 0 {
             let index = mask.trailing_zeros();
@@ -95,18 +91,18 @@ fn differ(old: &[u8], new: &[u8]) -> u64 {
     if let (Ok(old), Ok(new)) = (old.try_into(), new.try_into()) {
         return differ_whole(old, new);
     }
-    let (mut old_side, mut new_side) = ([0; WINDOW_BYTES], [0; WINDOW_BYTES]); // zeros pad the last window
+    let (mut old_side, mut new_side) = ([0; SPAN], [0; SPAN]); // zeros pad the last window
     old_side[..old.len()].copy_from_slice(old);
     new_side[..new.len()].copy_from_slice(new);
     differ_whole(&old_side, &new_side)
 }
 
-fn differ_whole(old: &[u8; WINDOW_BYTES], new: &[u8; WINDOW_BYTES]) -> u64 {
+fn differ_whole(old: &[u8; SPAN], new: &[u8; SPAN]) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
     // a multiplication by this gathers the lowest bits of four elements
     const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3;
-    let words = |side: &[u8; WINDOW_BYTES]| {
-        let mut words = [0; WINDOW_BYTES / 8];
+    let words = |side: &[u8; SPAN]| {
+        let mut words = [0; SPAN / 8];
         for (word, bytes) in words.iter_mut().zip(side.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         }
@@ -166,7 +162,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(differ(&[0; WINDOW_BYTES], &[255; WINDOW_BYTES]), u64::MAX);
+        assert_eq!(differ(&[0; SPAN], &[255; SPAN]), u64::MAX);
     }
 
     #[test]
