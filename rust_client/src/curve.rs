@@ -192,8 +192,7 @@ impl Client {
         self.session.open(b"CurveZMQREADY---", ready)
     }
 
-    /// Returns the session: the keys and the counters that encrypt and decrypt frames after the
-    /// handshake.
+    /// Returns the keys and counters that encrypt and decrypt frames after the handshake.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }

@@ -95,12 +95,10 @@ impl Follower {
         self.acceptance.layout_bytes_max().max(self.acceptance.bytes_max().min(CHUNK_BYTES_MAX))
     }
 
-    /// Accepts only sealed versions from now on.
     pub fn require_sealed(&mut self) {
         self.acceptance.require_sealed();
     }
 
-    /// Accepts patches from now on.
     pub fn accept_patches(&mut self) {
         self.patches.accept();
     }
@@ -130,8 +128,7 @@ impl Follower {
         ModelState {
             running: key(Phase::Running),
             metadata: metadata.unwrap_or_default(),
-            arriving: transfer
-                .map(|transfer| (transfer.key(), transfer.chunks_received() as u64, transfer.count())),
+            arriving: transfer.map(|it| (it.key(), it.chunks_received() as u64, it.count())),
             staged: key(Phase::Staged),
             ready: key(Phase::Ready).max(key(Phase::Applying)),
             torn: self.torn_applies > 0,

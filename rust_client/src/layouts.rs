@@ -68,7 +68,6 @@ impl Acceptance {
         })
     }
 
-    /// Accepts only sealed versions from now on.
     pub fn require_sealed(&mut self) {
         self.sealed = true;
     }

@@ -31,7 +31,6 @@ impl Patches {
         Patches { model: model.to_owned(), timing, accepted: false, patch_topic: false, decoding: 0 }
     }
 
-    /// Accepts patches from now on.
     pub fn accept(&mut self) {
         self.accepted = true;
     }

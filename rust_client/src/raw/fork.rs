@@ -144,7 +144,6 @@ unsafe extern "C" fn in_child() {
 pub struct Process(u32);
 
 impl Process {
-    /// Returns the current process.
     pub fn this() -> Process {
         register_handlers();
         Process(FORKS.load(Ordering::Relaxed))
