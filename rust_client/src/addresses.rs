@@ -8,7 +8,7 @@ use crate::transfer::Time;
 use std::time::Duration;
 
 const RETURN_MIN: Duration = Duration::from_secs(1); // least pause before a probe of the first address
-const RETURN_MAX: Duration = Duration::from_secs(60); // pause if sessions there keep ending soon
+const RETURN_MAX: Duration = Duration::from_secs(60); // greatest pause, if sessions there end soon
 
 /// The choice among a worker's addresses.
 pub struct Addresses {
