@@ -699,7 +699,7 @@ class Publisher(InOneProcess):
         checks.seconds(timeout, "timeout")
         if model is not None:
             check_name(model, "model")
-        return self._loop.watch(lambda machine, _: machine.present(model) >= count)
+        return self._loop.watch(lambda machine, _: machine.count_workers(model) >= count)
 
     def _await_workers(
         self, future: "Future[None]", count: int, timeout: float, model: str | None

@@ -103,7 +103,7 @@ class PublisherLoop:
         restored: Collection[VersionOffer] = (),
         sealer: Sealer | None = None,
     ) -> None:
-        self._machine, self._sockets, self.known = machine, sockets, machine.known()
+        self._machine, self._sockets, self.known = machine, sockets, machine.view()
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
         self._open: dict[int, Promise | Reply] = {}
@@ -293,8 +293,8 @@ class PublisherLoop:
         return self._call_soon(lambda _now: self._machine.held())
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
-        """Request an error text with those names that no worker ever had; see `absent.unknown`."""
-        return self._call_soon(lambda _: absent.unknown(self._machine.state, names))
+        """Request an error text with the names that no worker has ever had."""
+        return self._call_soon(lambda _: absent.unknown_names_text(self._machine.state, names))
 
     def observe(self, asked: Observe) -> "Future[RosterPage]":
         """Request the page of the roster that answers an observer's request."""
@@ -485,7 +485,7 @@ class PublisherLoop:
 
         If a step fails, its publish fails, and the other steps are still taken.
         """
-        yield None, lambda: self._machine.rejections(self._sockets.turned_away(now), now)
+        yield None, lambda: self._machine.report_rejections(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
         yield None, self._machine.freed
 
@@ -661,7 +661,7 @@ class PublisherLoop:
 
     def _update_view(self, now: float) -> None:
         """Update the view that other threads read."""
-        known = self._try("saying who is there", self._machine.known, now)
+        known = self._try("saying who is there", self._machine.view, now)
         self.known = known if known is not None else self.known
 
     # Failures.

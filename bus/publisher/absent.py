@@ -1,10 +1,10 @@
 """Explains why a publisher does not reach workers: they left, were refused, or are misconfigured.
 
-Workers that left in order or were refused are remembered, up to a bound, so that the warning for a
-publish to no worker can name these workers and the reasons.
+The publisher remembers workers that left or were refused, up to a bound, so that the warning about
+a publish without recipients can name these workers and the reasons.
 
-A misspelt model name, or a worker that never applies, raises no error: both sides just wait. So
-such a mistake is logged here, once, with advice.
+A misspelt model name, or a worker that never applies, raises no error: publisher and worker just
+wait. This module logs each such mistake once, with advice.
 """
 
 import difflib
@@ -17,16 +17,17 @@ from .effects import Effect
 from .roster import Peer
 from .state import PublisherState
 
-# Least `difflib` ratio of a typo: `polcy` has 0.91 to `policy`, `policy_old` has 0.75.
+# Least `difflib` ratio of a typo to the right name: `polcy` and `policy` have 0.91, `policy_old`
+# and `policy` 0.75.
 MIN_SIMILARITY = 0.8
-NAMES_MAX = 16  # models compared in one check: workers can name any number
+NAMES_MAX = 16  # models compared in one check, since workers can name any number of models
 NAMES_LISTED = 3  # names of workers or models listed in one log line
 # Counters: `actor_1` and `actor_2`, or `actor-a` and `actor-b`, are not typos of each other.
 _COUNTERS = re.compile(r"[._-]?\d+|[._-][A-Za-z]\b")
 
 
-def unknown(state: PublisherState, names: Collection[str]) -> str:
-    """Return an error text with those names that no worker ever had; "" if all are known."""
+def unknown_names_text(state: PublisherState, names: Collection[str]) -> str:
+    """Return an error text with the names that no worker has ever had; "" if there are none."""
     known = {peer.name for peer in state.roster}
     unknown_names = [n for n in names if n not in known and not has_left(state, n)]
     if not unknown_names:
@@ -38,27 +39,27 @@ def unknown(state: PublisherState, names: Collection[str]) -> str:
 
 
 def has_left(state: PublisherState, name: str) -> bool:
-    """True if a worker with this name has left in order, unless that is forgotten."""
+    """True if a worker with this name has left, and its record is still kept."""
     absence = state.absent.get(name)
     return absence is not None and absence.code == "left"
 
 
 def reasons(state: PublisherState, model: str) -> list[str]:
-    """Return texts: why workers of a model are absent, and why connections were rejected."""
+    """Return texts that say why workers of a model are absent and connections were rejected."""
     known = [absence.text for absence in state.absent.values() if model in absence.models]
     return [*known, state.rejections] if state.rejections else known
 
 
 def likely_meant(name: str, names: Iterable[str]) -> str:
-    """Return the name in `names` of which `name` is probably a typo; "" if there is none."""
+    """Return the one of `names` that `name` is probably a typo of; "" if there is none."""
     plain = _COUNTERS.sub("", name)
     first = name[0].lower()  # a typo is rarely in the first letter: `encoder` is no `decoder`
     others = [n for n in names if _COUNTERS.sub("", n) != plain and n[0].lower() == first]
     return next(iter(difflib.get_close_matches(name, others, 1, MIN_SIMILARITY)), "")
 
 
-def others_want(model: str, wanted: Sequence[str]) -> str:
-    """Return a text with the models that live workers want (`wanted`) instead of `model`."""
+def wanted_models_text(model: str, wanted: Sequence[str]) -> str:
+    """Return a text: no worker wants `model`, and live workers want the models `wanted`."""
     shown = ", ".join(map(repr, wanted[:NAMES_LISTED])) + (
         ", ..." if len(wanted) > NAMES_LISTED else ""
     )
@@ -75,11 +76,11 @@ def hints(state: PublisherState, now: float) -> list[Effect]:
 
 
 def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
-    """Yield warnings, and refusals to workers, for wanted models whose names look like typos."""
+    """Yield warnings, and refusals to workers, about wanted models whose names look like typos."""
     published = [model for model, versions in state.store.items() if versions.any]
     if not published:
         return
-    found = _live(state, lambda p: [m for m in p.hello.models if m not in published])
+    found = _live_by_model(state, lambda p: [m for m in p.hello.models if m not in published])
     meant = {
         m: likely_meant(m, published) for m in state.suspected_typos.unreported(found, NAMES_MAX)
     }
@@ -89,7 +90,7 @@ def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
         if not others:
             continue  # a worker that wants both has made no typo
         text = (
-            f"{_names(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
+            f"{_subject(others, 'wants', 'want')} {model!r}, of which nothing is published: is "
             f"{meant[model]!r} meant?"
         )
         if meant[model] not in state.hinted:
@@ -100,11 +101,11 @@ def _likely_typos(state: PublisherState, now: float) -> Iterator[Effect]:
 
 def _report_never_applied(state: PublisherState, now: float) -> Iterator[Effect]:
     """Yield warnings about workers that have staged a version, and have never applied one."""
-    found = _live(state, lambda p: [m for m in p.incoming if _awaits_user(state, p, m)])
+    found = _live_by_model(state, lambda p: [m for m in p.incoming if _awaits_user(state, p, m)])
     for model, peers in state.never_applied.held_since(found, now - state.timing.hint_after, now):
         version = peers[0].incoming[model].version
         text = (
-            f"{_names(peers, 'has', 'have')} version {version} of {model}, and nothing there "
+            f"{_subject(peers, 'has', 'have')} version {version} of {model}, and nothing there "
             "applies it: is start() called, or receive() where weights may change?"
         )
         yield Notice("untaken", text, peers[0].name, warning=True)
@@ -114,12 +115,14 @@ def _awaits_user(state: PublisherState, peer: Peer, model: str) -> bool:
     """True if a worker's first version is staged, and waits only for the user to apply it."""
     incoming, versions = peer.incoming[model], state.store.get(model)
     pending = versions.pending if versions is not None else None
-    waits = pending is not None and pending.version == incoming.version  # waits for its commit
-    return incoming.phase == "staged" and not waits and peer.runs(model) == (0, 0)
+    awaits_commit = pending is not None and pending.version == incoming.version
+    return incoming.phase == "staged" and not awaits_commit and peer.runs(model) == (0, 0)
 
 
-def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[str, list[Peer]]:
-    """Return the live workers with sessions here, by model: `models` returns those to list."""
+def _live_by_model(
+    state: PublisherState, models: Callable[[Peer], list[str]]
+) -> dict[str, list[Peer]]:
+    """Group the live workers with sessions here by model. `models` returns a worker's models."""
     found: dict[str, list[Peer]] = {}
     for peer in state.roster.sessions():
         for model in () if peer.lost else models(peer):
@@ -127,7 +130,8 @@ def _live(state: PublisherState, models: Callable[[Peer], list[str]]) -> dict[st
     return found
 
 
-def _names(peers: list[Peer], one: str, many: str) -> str:
+def _subject(peers: list[Peer], one: str, many: str) -> str:
+    """Return the workers' names, and the verb `one` for a single worker or `many` for several."""
     names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"

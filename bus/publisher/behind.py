@@ -1,7 +1,8 @@
-"""Workers behind relays, as the relays report them with `below`. (R5 to R7)
+"""Handles the reports of relays (`below`) on the workers behind them. (R5 to R7)
 
-A row is the whole state of a worker, so rows may be repeated. Each change in a row advances the
-calls as the worker's own report would. The relay has compared the digests.
+A report has a row for each worker. A row contains the worker's whole state, so it may be repeated.
+A changed row advances the calls of publish as the worker's own report would. Digests are not
+compared here, since the relay has compared them.
 """
 
 from msgspec.structs import replace
@@ -26,15 +27,15 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
         if peer is not None and peer.through[:1] == (relay.name,):
             effects += sessions.leave(state, peer, f"as relay {peer.through[-1]} reports", now)
     if message.first:
-        relay.expect_rows(peer.name for peer in state.roster.behind(relay.name))
+        relay.expect_rows(peer.name for peer in state.roster.workers_behind(relay.name))
     for row in message.rows:
-        relay.expect_no_more(row.name)
+        relay.note_row(row.name)
         if state.above is not None and row.instance == state.above.instance:
-            if loop := _loop(state.above.name, relay, row):
-                return effects + _refuse(state, relay, loop, now)
+            if loop := _loop_text(state.above.name, relay, row):
+                return effects + _break_loop(state, relay, loop, now)
         else:
-            effects += _row(state, relay, row, now)
-    for name in () if message.more else relay.unnamed():
+            effects += _handle_row(state, relay, row, now)
+    for name in () if message.more else relay.end_first_report():
         peer = state.roster.by_name(name)
         if peer is not None and peer.through[:1] == (relay.name,) and not peer.lost:
             effects += sessions.lose(state, peer, now, "silent", f"relay {relay.name} lacks it")
@@ -42,9 +43,10 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
 
 
 def tick(state: PublisherState, now: float) -> list[Effect]:
-    """Handle rows of workers that were elsewhere, and are no longer. (R6)
+    """Handle rows that were set aside while their workers were connected elsewhere. (R6)
 
-    A relay reports only what changes, so it does not repeat such a row.
+    Once the other session of such a worker is lost, its row counts. The relay does not repeat it,
+    since a relay reports only changes.
     """
     effects: list[Effect] = []
     for name, (by, row, at) in [*state.contested.items()]:
@@ -52,16 +54,17 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
         if relay is None or relay.lost:
             state.end_contest(by, [name])
         elif known is None or known.lost:
-            late = replace(row, heard_ms=row.heard_ms + round(1000 * (now - at)))
-            effects += _row(state, relay, late, now)
+            aged = replace(row, heard_ms=row.heard_ms + round(1000 * (now - at)))
+            effects += _handle_row(state, relay, aged, now)
     return effects
 
 
-def _loop(own: str, relay: Peer, row: WorkerRow) -> str:
-    """Return the text of the loop in which a relay finds itself (`row`) behind its own worker.
+def _loop_text(own: str, relay: Peer, row: WorkerRow) -> str:
+    """Return an error text if this relay must break the loop that `row` shows; else "".
 
-    Each relay of a loop finds itself, and one must end its session with its worker: the one with
-    the least name. For the others, return an empty text.
+    `row` is this relay's own row, in a report of a relay that is a worker of this relay. Each relay
+    of a loop finds itself in this way. Only the relay with the least name breaks the loop: it ends
+    the session with its worker.
     """
     names = (own, relay.name, *row.through)
     if own != min(names):
@@ -72,15 +75,16 @@ def _loop(own: str, relay: Peer, row: WorkerRow) -> str:
     )
 
 
-def _refuse(state: PublisherState, relay: Peer, loop: str, now: float) -> list[Effect]:
-    """End the session of a relay from which the versions of this relay come."""
+def _break_loop(state: PublisherState, relay: Peer, loop: str, now: float) -> list[Effect]:
+    """End the session of a relay from which this relay itself receives its versions."""
     state.note_loop(relay.instance, loop, now)
     effects = sessions.leave(state, relay, "it is in a loop", now)
     identity, hello = relay.identity, relay.hello
     return effects + joining.refuse_hello(state, identity, hello, "name-taken", loop, now)
 
 
-def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list[Effect]:
+def _handle_row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list[Effect]:
+    """Handle the row of one worker behind a relay."""
     through, heard_at = (relay.name, *row.through), now - row.heard_ms / 1000
     known = state.roster.by_name(row.name)
     state.end_contest(relay.name, [row.name])
@@ -90,7 +94,7 @@ def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list
     if known is not None and known.through[:1] != through[:1] and not known.lost:
         same = known.instance == row.instance
         if row.state == "lost":
-            return []  # it has changed its relay
+            return []  # the worker has moved, so this relay has lost it
         if not same or heard_at <= known.heard_at:
             state.contest(relay.name, row, now)
             if same:
@@ -104,9 +108,9 @@ def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list
     if known is None or known.through != through or known.hello != hello:
         if known is not None:
             sessions.drop_worker_state(state, known)
-            if known.relay and not known.through:  # they come through this relay, too
+            if known.relay and not known.through:  # its workers are behind `relay` now, too
                 effects += sessions.lose_behind(state, known, now)
-        peer = state.roster.place(hello, through, now)
+        peer = state.roster.add_behind_relay(hello, through, now)
         if peer is None:
             text = f"the roster is full: worker {row.name} behind relay {relay.name} is left out"
             return [Notice("full", text, relay.name, warning=True)]
@@ -122,14 +126,16 @@ def _row(state: PublisherState, relay: Peer, row: WorkerRow, now: float) -> list
     peer.heard_through_relay(heard_at)
     peer.update_transports(subscribed=row.road == "pushed", shared=row.road == "shared")
     for model, doing in row.models.items():
-        effects += _model(state, peer, model, doing, now)
+        effects += _handle_model(state, peer, model, doing, now)
     if row.state == "lost" and not peer.lost:
         effects += sessions.lose(state, peer, now, "silent", f"as relay {through[-1]} reports")
     state.roster.touch(peer)
     return effects
 
 
-def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: float) -> list[Effect]:
+def _handle_model(
+    state: PublisherState, peer: Peer, model: str, doing: Doing, now: float
+) -> list[Effect]:
     """Handle the state of one model at a worker behind a relay."""
     versions, effects = state.store.get(model), list[Effect]()
     current = versions is not None and doing.epoch == state.epoch
@@ -143,13 +149,13 @@ def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: flo
         if known is not None:
             version = known.find(doing.version)
             calls.record_transport_behind(state, peer, version, doing.patch)
-        effects += calls.arrived(state, peer, model, runs, now)
+        effects += calls.record_running(state, peer, model, runs, now)
     peer.receives(model, doing, now)
     version = versions.find(doing.incoming) if versions is not None else None
     if doing.phase == "staged" and version is not None:
         calls.record_transport_behind(state, peer, version, doing.incoming_patch)
         terms = calls.announced_terms(state, version)
-        if terms.commit == "together" or terms.acknowledge == "staged":  # else it is no report
+        if terms.commit == "together" or terms.acknowledge == "staged":  # else no call awaits it
             effects += calls.move(state, peer, "staged", now, version)
     reason = doing.failed, doing.error
     if doing.failed and peer.seen.failed.get(model) != reason:
@@ -168,7 +174,7 @@ def _model(state: PublisherState, peer: Peer, model: str, doing: Doing, now: flo
 
 
 def _hello_of(row: WorkerRow) -> Hello:
-    """Return the hello of a worker behind a relay, as far as a row has it."""
+    """Return a hello for a worker behind a relay, with the fields that its row contains."""
     return Hello(
         name=row.name,
         instance=row.instance,

@@ -1,14 +1,14 @@
-"""The open calls of publish, which workers' reports advance until the calls are resolved.
+"""Advances the open calls of publish with the workers' reports, until each call is resolved.
 
-A call is open until its result is known. A call that commits together also stays open until the
-commit is decided, even if its caller no longer waits.
+A call is open until its result is known. A call whose workers commit together also stays open until
+its commit is decided, even if its caller no longer waits.
 """
 
 from ..effects import Notice, Send
 from ..limits import CALLS_MAX
 from ..messages import COMPANIONS, PARTS, Applied, Failed, PatchId, Staged
 from ..units import span
-from .absent import others_want, reasons
+from .absent import reasons, wanted_models_text
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
 from .publication import Group, Publication
@@ -23,7 +23,7 @@ NOTHING_RUNS = "; it runs no version now, until one is applied"
 
 
 def announced_terms(state: PublisherState, version: Version) -> AnnouncedTerms:
-    """Return what the announcement of a version asks of workers now."""
+    """Return the terms that an announcement of this version contains now."""
     for call in state.calls.values():
         if call.version is version and call.decision != "commit":
             return call.announced
@@ -33,8 +33,8 @@ def announced_terms(state: PublisherState, version: Version) -> AnnouncedTerms:
 def must_hash(state: PublisherState, model: str, version: int) -> bool:
     """True if an open call requires that workers hash this version."""
     for call in state.calls.values():
-        named = call.version
-        if call.terms.hash and (named.model, named.version) == (model, version):
+        published = call.version
+        if call.terms.hash and (published.model, published.version) == (model, version):
             return True
     return False
 
@@ -63,7 +63,10 @@ def record_transport(
 def record_transport_behind(
     state: PublisherState, peer: Peer, version: Version | None, patch: PatchId | None
 ) -> None:
-    """Record how a worker behind a relay received a version: by a patch (None: whole). (R5)"""
+    """Record whether a worker behind a relay received a version whole or by a patch. (R5)
+
+    `patch`: the patch; None: the worker received the version whole.
+    """
     by = version.find(patch) if version is not None and not peer.shared else None
     for call in state.calls.values():
         if by is not None and call.version is version:
@@ -74,7 +77,7 @@ def record_transport_behind(
 
 
 def give_up(state: PublisherState, pending: Version | None, why: str, now: float) -> list[Effect]:
-    """End the calls that published this version. If it is not committed yet, it is aborted."""
+    """End the calls that published a version. Abort the version if it is not committed yet."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         if call.version is pending:
@@ -84,7 +87,7 @@ def give_up(state: PublisherState, pending: Version | None, why: str, now: float
 
 
 def end(state: PublisherState, call: Publication, why: str, now: float) -> list[Effect]:
-    """End a call with the results so far; abort a version that is not committed yet."""
+    """End a call with the results so far. Abort its version if that is not committed yet."""
     if call.resolved:
         return []
     call.end(why)
@@ -101,7 +104,7 @@ def bound(state: PublisherState, model: str, now: float) -> list[Effect]:
 
 
 def renewed(state: PublisherState, epoch: int) -> None:
-    """Reset the calls whose versions were moved to this new epoch."""
+    """Reset the calls of versions that were moved to this new epoch."""
     for call in state.calls.values():
         if call.version.epoch == epoch:
             call.renew()
@@ -110,7 +113,7 @@ def renewed(state: PublisherState, epoch: int) -> None:
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Version]:
     """Handle a worker's (re)join: return the undecided versions that the worker has to stage.
 
-    A relay is no target of a call, but the workers behind it have to stage. (R5)
+    A relay is not a target of a call, but has to pass these versions to the workers behind it. (R5)
     """
     if peer.relay:
         return [
@@ -178,7 +181,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
     return effects
 
 
-def arrived(
+def record_running(
     state: PublisherState,
     peer: Peer,
     model: str,
@@ -186,13 +189,13 @@ def arrived(
     now: float,
     note: str = "",
 ) -> list[Effect]:
-    """Note that a worker runs version `runs` in the calls for that version or an older one."""
+    """Record that a worker runs version `runs`, in the calls of that and of older versions."""
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
-        of = call.version
-        if of.model != model or (of.epoch, of.version) > runs:
+        published = call.version
+        if published.model != model or published.key > runs:
             continue
-        if (of.epoch, of.version) == runs:
+        if published.key == runs:
             call.move(peer.name, "applied", now, note)
         else:
             call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
@@ -216,9 +219,9 @@ def close(state: PublisherState, now: float) -> list[Effect]:
 
 
 def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]:
-    """Commit or abort a call's version if that is decided; resolve the call if it is over.
+    """Decide a call's commit and resolve the call, as soon as each is possible.
 
-    The calls of a group are decided, and resolved, together.
+    The calls of a group are decided and resolved together.
     """
     effects: list[Effect] = []
     group = call.group
@@ -226,7 +229,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
     open_ = whole.terms.commit == "together" and whole.decision == "open"
     if open_ and whole.decide(now) != "open":
         for part in parts:
-            effects += _decided(state, part)
+            effects += _carry_out_decision(state, part)
     achieved = whole.verdict(now)
     if achieved is not None and not whole.resolved:
         for part in parts:
@@ -254,14 +257,14 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
 
 
 def _named_in(part: Publication, group: Group) -> frozenset[str] | None:
-    """Return the workers that have to be done in one call of a group; None: no names are given."""
+    """Return the named workers that one call of a group waits for; None: it names no workers."""
     named = part.terms.named
     if named is None:
         return None
     return frozenset(n for n in named if n in part.targets or n not in group.targets)
 
 
-def _decided(state: PublisherState, call: Publication) -> list[Effect]:
+def _carry_out_decision(state: PublisherState, call: Publication) -> list[Effect]:
     # Commit or abort the version of a call, as decided.
     version = call.version
     versions = state.store[version.model]
@@ -292,7 +295,7 @@ def _other_models_text(state: PublisherState, model: str) -> str:
     """Return a text with the models that live workers want; "" if one of them wants this model."""
     live = (peer for peer in state.roster if not (peer.lost or peer.relay))
     wanted = {model for peer in live for model in peer.hello.models}
-    return "" if model in wanted or not wanted else others_want(model, sorted(wanted))
+    return "" if model in wanted or not wanted else wanted_models_text(model, sorted(wanted))
 
 
 def _shortfall_reason(state: PublisherState, call: Publication, whole: Publication) -> str:
@@ -310,7 +313,7 @@ def _shortfall_reason(state: PublisherState, call: Publication, whole: Publicati
 
 
 def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
-    """Return a warning that no worker gets a version; only the first until a worker joins."""
+    """Return a warning that a version has no recipient; none again until a worker joins."""
     version = call.version
     if not state.note_unreached(version.model):
         return []
@@ -326,7 +329,7 @@ def _no_worker_notice(state: PublisherState, call: Publication) -> list[Effect]:
 
 
 def _set_relays(state: PublisherState, call: Publication) -> None:
-    """Set the relays before each target."""
+    """Record, for each target, the relays between this publisher and the worker."""
     for target in call.targets.values():
         peer = state.roster.by_name(target.name)
         if peer is not None and peer.through:
@@ -334,7 +337,7 @@ def _set_relays(state: PublisherState, call: Publication) -> None:
 
 
 def _set_one_by_one(state: PublisherState, call: Publication) -> None:
-    """Set a text for each worker that does not apply this version at once with its companions."""
+    """Explain which targets do not apply this version at once with its companions."""
     for target in call.targets.values():
         peer = state.roster.by_name(target.name)
         if peer is None or peer.through or COMPANIONS in peer.hello.features or target.detail:
@@ -344,7 +347,7 @@ def _set_one_by_one(state: PublisherState, call: Publication) -> None:
 
 
 def _set_details(state: PublisherState, call: Publication, now: float) -> None:
-    """Set, for each target that is not done, a text on what the worker is doing."""
+    """Explain, for each target that is not done, what the worker is doing."""
     model = call.version.model
     for target in call.targets.values():
         if target.state in call.done or target.detail:

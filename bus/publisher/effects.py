@@ -2,7 +2,8 @@
 
 Some effects name bytes to send: `offers.py` encodes them as messages, and first hashes unhashed
 chunks. Others concern a version's memory, or start work that is too long for one step. The shell
-reports the end of such work: after `Hash` it calls `PublisherMachine.hashed`.
+(`bus/net/publisher_loop.py`) reports the end of such work: after `Hash` it calls
+`PublisherMachine.hashed`.
 """
 
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ class BroadcastWhole(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Drop a model's queued, outdated messages, except those that are being sent."""
+    """Drop a model's queued messages, which are outdated, except those that are being sent."""
 
     model: str
 
@@ -66,10 +67,10 @@ class HangUp(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Watch the connection of the last received message; its worker has been admitted.
+    """Watch the connection of the last received message, whose worker has been admitted.
 
-    Call `unreachable` when the connection is closed. If the worker's process runs on this host,
-    with the process id `pid`, also call `unreachable` when that process has ended.
+    The shell calls `unreachable` when the connection is closed. If the worker's process (with the
+    id `pid`) runs on this host, the shell also calls `unreachable` when that process has ended.
     """
 
     pid: int
@@ -104,7 +105,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
     @property
     def shortfall(self) -> str:
-        """An error text: how many workers are done, and the state of each other worker."""
+        """An error text: how many workers are done, and the state of each worker that is not."""
         receipt, finished = self.receipt, self.receipt.in_state(*self.done)
         known = receipt.workers
         if self.named is None:
@@ -151,7 +152,7 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Obtain(msgspec.Struct, frozen=True):
-    """Begin to get the chunks that a version lacks from its sources, by `version.obtain`. (N4)"""
+    """Call `version.obtain`, which starts to get the version's missing chunks from sources. (N4)"""
 
     version: Version
 
@@ -184,8 +185,8 @@ LoopEffect = (
     | Obtain
     | MakeReclaimable
     | Release
-)  # carried out by the publisher's loop without a further step
-# The others are encoded as messages first (`offers.encode_effect`).
+)  # effects that the publisher's loop carries out as they are
+# `offers.encode_effect` first encodes the other effects as messages.
 Effect = LoopEffect | SendChunk | BroadcastChunk | BroadcastWhole
 
 
@@ -200,5 +201,5 @@ class VersionKeeper(Protocol):
         ...
 
     def stop(self) -> None:
-        """Stop, since no further version follows; must not block."""
+        """Stop, since no more versions follow; must not block."""
         ...

@@ -1,4 +1,4 @@
-"""Recovery from exceptions in the publisher: drops the record that a failed step worked on.
+"""Recovers from exceptions in the publisher: drops the record that a failed step worked on.
 
 An exception is a defect, and the record that the step worked on may be inconsistent. So that record
 is dropped, in a way that workers and callers already handle: a worker joins again, a call of
@@ -41,9 +41,9 @@ def forget(state: PublisherState, number: int) -> None:
 
 
 def unpublish(state: PublisherState, number: int, offered: VersionOffer) -> bool:
-    """Drop a call that failed; return True if its offer has nevertheless become a version.
+    """Drop a call that failed; return True if its offer has become a version before the failure.
 
-    The machine owns the memory of such a version, and frees it as usual.
+    The machine owns the memory of that version, and frees it as usual.
     """
     state.close(number)
     versions = state.store.get(offered.model)

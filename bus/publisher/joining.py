@@ -1,4 +1,4 @@
-"""Joining: admits workers, welcomes them, and takes a later epoch if a hello requires that."""
+"""Handles hellos: admits or refuses workers, and moves to a later epoch if a hello requires it."""
 
 import math
 
@@ -26,7 +26,7 @@ from . import calls
 from .effects import Effect, Follow, Settled, Withdraw
 from .reports import plausible
 from .roster import Peer
-from .sessions import back, keep_newest, leave, lose
+from .sessions import keep_newest, leave, lose, resume
 from .state import PublisherState
 
 NO_RELAY = (
@@ -38,7 +38,10 @@ NO_RELAY = (
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Handle a hello: admit or refuse its worker. `key` is the public key, if there is one. (P3)"""
+    """Handle a hello: admit or refuse its worker. (P3)
+
+    `key`: the worker's public key; empty without keys.
+    """
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
@@ -64,7 +67,7 @@ def hello(
             state.note_claim(hello.epoch, hello.age_ms, now)
         effects = _outbid(state, identity, hello, now)
         if hello.epoch > state.epoch:
-            # R10: a relay may name an epoch of workers behind it, and is welcome itself.
+            # R10: if only workers behind a relay run the later epoch, the relay is admitted.
             runs = [its.epoch for its in hello.models.values() if its is not None]
             if RELAY not in hello.features or max(runs, default=0) > state.epoch:
                 return effects
@@ -76,7 +79,7 @@ def hello(
 
 
 def _outbid(state: PublisherState, identity: bytes, hello: Hello, now: float) -> list[Effect]:
-    """Take an epoch later than that of a hello; else refuse the hello, or wait for the next one."""
+    """Move to an epoch later than the hello's, or refuse the hello, or wait for the next hello."""
     age = None if state.age is None else state.age()
     epoch = epoch_above(hello, age, state.started_ms())
     if epoch is None:
@@ -84,12 +87,12 @@ def _outbid(state: PublisherState, identity: bytes, hello: Hello, now: float) ->
         return refuse_hello(state, identity, hello, "stale-epoch", text, now)
     since = now - state.renewed_at
     if since < state.timing.lost_after:
-        return []  # the hello will be repeated; workers must not restart more often
+        return []  # workers must not restart more often than this; the hello will be repeated
     if since < state.renewal_pause:
         text = _renewal_pause_text(state, hello, since)
         return refuse_hello(state, identity, hello, "stale-epoch", text, now)
     if state.recorded is not None and not state.recorded(epoch):  # P1
-        return []  # the hello will be repeated, when the epoch is recorded
+        return []  # the epoch is not recorded yet; the hello will be repeated
     return _renew(state, epoch, hello, now)
 
 
@@ -119,7 +122,8 @@ def refuse_hello(
 ) -> list[Effect]:
     """Refuse a worker's hello, and log the refusal once although the hello is repeated.
 
-    Any number of workers may be refused by a full roster, so the log only counts those refusals.
+    A full roster may refuse any number of workers, so the log has a summary of these refusals
+    (the notice `full`).
     """
     effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
     refusal = f"worker {hello.name} is refused ({code}): {text}"
@@ -146,12 +150,12 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
         }
         | peer.newer_than_hello()
     )
-    effects += back(state, peer, now)
+    effects += resume(state, peer, now)
     for model, running in peer.running.items():
         if running.epoch == state.epoch:
-            state.store[model].left(peer.name, older_than=running.version + 1)
+            state.store[model].end_receiving(peer.name, older_than=running.version + 1)
             runs = running.epoch, running.version
-            effects += calls.arrived(state, peer, model, runs, now)
+            effects += calls.record_running(state, peer, model, runs, now)
     welcome = Welcome(
         epoch=state.epoch,
         data=state.data_endpoint,
@@ -166,16 +170,18 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
     prepared = state.prepared.values()
     announced = [e for each in prepared for e in _prepare_message(peer, each)]
     follow = Follow(peer.hello.pid)
-    # `Follow` comes first: once welcomed, a process may end before the shell finds it by its id.
+    # `Follow` comes first: a worker's process may end soon after its welcome, and the shell must
+    # find it by its id before.
     return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *announced, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
-    """Return the features of a welcome: `relay`, and a ticket for the data connection with keys.
+    """Return the features of a welcome, which may contain a ticket or a token.
 
-    Without keys, a worker with the feature `upstream` gets a token, with which it sends `applied`
-    on that connection. With keys there is no token: the data connection is not encrypted, so a
-    token could be read and reused. (K9, P22)
+    With keys, the worker gets a ticket for its data connection. Without keys, a worker with the
+    feature `upstream` gets a token, with which it sends `applied` on its data connection. With keys
+    there is no token: the data connection is not encrypted, so a token could be read and reused.
+    (K9, P22)
     """
     features = [RELAY] if peer.relay else []
     if PARTS in peer.hello.features:
@@ -192,7 +198,7 @@ def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
 
 
 def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Return a rename for each running version whose bytes equal those of the latest version."""
+    """Return a `rename` for each model whose latest version has the bytes that the worker runs."""
     effects: list[Effect] = []
     for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
         versions = state.store.get(model)
@@ -213,23 +219,23 @@ def _rename(state: PublisherState, peer: Peer) -> list[Effect]:
     return effects
 
 
-# Memory of a first version.
+# The memory of a model's first version.
 
 
 def prepare(state: PublisherState, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-    """Send workers of this host the segment in which a model's first version will be."""
+    """Announce to workers of this host the segment of a model's first version, before it exists."""
     prepared = state.prepare(model, nbytes, shared)
     here = [peer for peer in state.roster.sessions() if peer.shared]
     return [effect for peer in here for effect in _prepare_message(peer, prepared)]
 
 
 def _prepare_message(peer: Peer, prepared: Prepare) -> list[Effect]:
-    """Return the prepare for a worker that is live, wants the model and knows the message."""
+    """Return the `prepare` for a worker; nothing if it is lost or does not want or know it."""
     wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
     return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
 
-# The order of publishers.
+# Epochs, by which publishers are ordered.
 
 
 def _never_published(state: PublisherState, hello: Hello) -> str:
@@ -282,7 +288,7 @@ def _renewal_pause_text(state: PublisherState, hello: Hello, since: float) -> st
 
 
 def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[Effect]:
-    """Take a later epoch, which workers see as a restart of the publisher."""
+    """Move to a later epoch, which workers see as a restart of the publisher."""
     text = (
         f"epoch {state.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
         f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
@@ -299,18 +305,18 @@ def _renew(state: PublisherState, epoch: int, hello: Hello, now: float) -> list[
 
 
 def follow_epoch(state: PublisherState, epoch: int) -> list[Effect]:
-    """Take the epoch of a version that a relay is about to offer; drop all older versions. (R2)"""
+    """Move to the epoch of a version that is about to be offered; drop all older versions. (R2)"""
     effects: list[Effect] = []
     for versions in state.store.values():
         versions.end_epoch()
         effects.append(Withdraw(versions.model))
         state.end_pushes(versions.model)
-    state.take(epoch)
+    state.take_epoch(epoch)
     return effects + _require_hellos(state)
 
 
 def _require_hellos(state: PublisherState) -> list[Effect]:
-    """Return the pongs that make every worker send a hello, since they have a new epoch."""
+    """Return pongs with the new epoch, which make every worker send a hello."""
     for peer in state.roster:
         peer.forget()
         peer.forget_failures()

@@ -14,9 +14,9 @@ one record (`state.py`); the modules on the right handle the events.
     staged ──> commit | abort                  after the decision                calls.py
     silence ──> lost                                                             sessions.py
 
-The machine owns the memory of its versions: no other code writes there before the machine returns
-`Release` or `MakeReclaimable`. The publisher need not be a trainer; a worker can be a publisher,
-too (a relay).
+The machine owns the memory of its versions: no other code writes to a version's memory before the
+machine returns `Release` or `MakeReclaimable`. The publisher need not be a trainer: a relay is a
+worker that is also a publisher.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class PublisherMachine:
         self._limits = RateLimits(state.timing)
 
     def _with_freed_memory(self, effects: list[Effect]) -> list[Effect]:
-        """Return these effects, with those that free memory before any `Resolve`.
+        """Add the effects that free memory, before every `Resolve`.
 
         So a caller that publishes again at once finds the freed memory.
         """
@@ -122,21 +122,21 @@ class PublisherMachine:
         if not self._limits.allow(identity, cost, nbytes, now):
             return [HangUp()]
         if isinstance(message, Observe | Verify):  # P23, P24, K4
-            return self.observers.asked(identity, message, grant, now)
+            return self.observers.answer_request(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
-            if peer.relay and peer.phase != "here":  # R5: what it reported meanwhile may be lost
+            if peer.relay and peer.phase != "here":  # R5: reports that it sent since may be lost
                 return self.drop(identity, "this relay was away", now)
             if peer.phase == "away":  # the worker has reconnected with its old routing id
                 peer.move("spoke")
             effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
-            effects += sessions.tell_keys(self.state, peer)
+            effects += sessions.send_keys(self.state, peer)
             effects += self._dispatch(peer, message, now)
-            unlike = peer.charge_wrong_digests() if peer.unlike else 0
-            if unlike and not self._limits.allow(identity, COST_LOW * unlike, nbytes, now):
+            wrong = peer.charge_wrong_digests() if peer.uncharged_digests else 0
+            if wrong and not self._limits.allow(identity, COST_LOW * wrong, nbytes, now):
                 # otherwise a worker could send any number of wrong digests
                 effects.append(HangUp())
             if now < self.observers.until:
-                self.observers.heard(peer, message)
+                self.observers.record_message(peer, message)
             return self._with_freed_memory(effects)
         if isinstance(message, Hello):
             return self._with_freed_memory(joining.hello(self.state, identity, message, now, key))
@@ -146,13 +146,13 @@ class PublisherMachine:
         text = "say hello first: this publisher does not know this connection"
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
 
-    def receive_report(self, word: bytes, now: float) -> list[Effect] | None:
+    def receive_report(self, frame: bytes, now: float) -> list[Effect] | None:
         """Handle a report that arrived on a data connection; return None if it is invalid. (P22)
 
         A report may be late or repeated: the worker sends each report on the control channel too.
-        The worker's next control message pays for a wrong digest.
+        A wrong digest is charged to the rate limit with the worker's next control message.
         """
-        token, header = word[:TOKEN_BYTES], word[TOKEN_BYTES:]
+        token, header = frame[:TOKEN_BYTES], frame[TOKEN_BYTES:]
         peer = self.state.roster.by_token(token.decode("latin1"))
         if peer is None:
             return None
@@ -167,7 +167,7 @@ class PublisherMachine:
         effects = sessions.returned(self.state, peer, now) if peer.heard(now) else []
         effects += reports.runs(self.state, peer, message, now)
         if now < self.observers.until:
-            self.observers.heard(peer, message)
+            self.observers.record_message(peer, message)
         return self._with_freed_memory(effects)
 
     def _dispatch(self, peer: Peer, message: Message, now: float) -> list[Effect]:
@@ -237,7 +237,10 @@ class PublisherMachine:
         return version, self._with_freed_memory(effects)
 
     def takes(self, offered: VersionOffer) -> bool:
-        """True if `pass_on` takes a version: it offers no later epoch and no newer one for all."""
+        """True if `pass_on` accepts an offer.
+
+        It accepts an offer of a later epoch, or of a version newer than the latest for all workers.
+        """
         versions, key = self.state.store.get(offered.model), offered.key
         if key is None or key[0] != self.state.epoch:
             return key is not None and key[0] > self.state.epoch
@@ -245,25 +248,25 @@ class PublisherMachine:
         return latest is None or latest.key < key
 
     def lacks(self, offered: VersionOffer) -> bool:
-        """True if a relay of the version's epoch offers neither it nor a newer one for all."""
+        """True if a relay of the offer's epoch has neither this version nor a newer one for all."""
         if offered.key is None or offered.key[0] != self.state.epoch or not self.takes(offered):
             return False
         same = self.state.versions(offered.model).find(offered.key[1])
         return same is None or same.phase == "old"
 
     def follow(self, epoch: int) -> list[Effect]:
-        """Take the epoch of the publisher above, as long as the relay has no version itself."""
+        """Move to the epoch of the publisher above, if it is later and the relay has no version."""
         if epoch <= self.state.epoch or any(versions.any for versions in self.state.store.values()):
             return []
         return self._with_freed_memory(joining.follow_epoch(self.state, epoch))
 
     def cut_off(self, at: float | None) -> list[Effect]:
-        """Answer pings by how long a relay has had no publisher above; None: it has one."""
+        """Set since when a relay has had no publisher above, for its pongs; None: it has one."""
         self.state.cut_off(at)
         return []
 
     def decide(self, version: Version, *, commit: bool, why: str = "") -> list[Effect]:
-        """Commit or abort a version that was passed on, as its origin decided; `why`: the text."""
+        """Commit or abort a passed-on version as its origin decided; `why`: the abort's text."""
         effects = publishing.decide(self.state, version, commit=commit, why=why)
         return self._with_freed_memory(effects)
 
@@ -310,7 +313,7 @@ class PublisherMachine:
         return self._with_freed_memory(calls.end(self.state, call, why, now))
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
-        """Send workers of this host the segment in which a model's first version will be."""
+        """Announce to workers of this host the segment of a model's first version."""
         return joining.prepare(self.state, model, shared, nbytes)
 
     def make_room(
@@ -343,7 +346,7 @@ class PublisherMachine:
         if version.gone:
             return []
         effects = publishing.share(self.state, version)
-        effects += serving.arrived(self.state, version, now)
+        effects += serving.send_arrived(self.state, version, now)
         if version.hashing and version.chunks.digest:
             effects += reports.hashed(self.state, version, now)
         return self._with_freed_memory(effects)
@@ -363,8 +366,9 @@ class PublisherMachine:
 
         Args:
             version: The version.
-            chunks: Index and CRC-32C of each.
-            fault: Why chunks will not come, so that the version is given up; empty: they may.
+            chunks: The (index, CRC-32C) of each chunk.
+            fault: Why the missing chunks will not come, so that the version is withdrawn; empty:
+                they may still come.
             now: The time.
         """
         if version.gone:
@@ -375,7 +379,7 @@ class PublisherMachine:
         return self._with_freed_memory(effects)
 
     def abandon(self, version: Version) -> list[Effect]:
-        """Drop a version that a relay does not receive whole any more."""
+        """Drop a version that a relay can no longer receive whole."""
         abandoned = [] if version.gone else serving.abandon(self.state, version)
         return self._with_freed_memory(abandoned)
 
@@ -392,7 +396,7 @@ class PublisherMachine:
         return sessions.rekeyed(self.state)
 
     def unshared(self, version: Version) -> None:
-        """Handle a failed `Stamp`: workers cannot read a shared version by its number."""
+        """Handle a failed `Stamp`: workers cannot find the version in its shared segment."""
         version.unshare()
 
     # Failures of the shell or of this machine.
@@ -477,16 +481,16 @@ class PublisherMachine:
         """Resolve every open call with its results so far."""
         return calls.close(self.state, now)
 
-    def known(self) -> PublisherView:
+    def view(self) -> PublisherView:
         """Return the view for other threads, which is valid until `view_outdated` is set again."""
         return self.state.view()
 
-    def rejections(self, text: str, now: float) -> list[Effect]:
-        """Log why connections were rejected before their hello; empty `text`: none were lately."""
+    def report_rejections(self, text: str, now: float) -> list[Effect]:
+        """Log why connections were rejected before their hello; empty `text`: none were."""
         unreported = self.state.note_rejections(text, now)
         return [Notice("exhausted", text, warning=True)] if unreported else []
 
-    def present(self, model: str | None) -> int:
+    def count_workers(self, model: str | None) -> int:
         """Return the number of live workers that want a model; None: of all live workers."""
         live = (peer for peer in self.state.roster if not (peer.lost or peer.relay))
         return sum(model is None or model in peer.hello.models for peer in live)

@@ -52,7 +52,7 @@ NO_OBSERVER = (
     "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
 )
 REVISION = itemgetter(0)
-SHORT = 64  # characters kept of each error if a worker's row exceeds a page
+SHORT = 64  # characters kept of each error text if a worker's row exceeds a page
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Page:
         self.models, self.rows, self.events = list[ModelRow](), list[WorkerRow](), list[Happened]()
         self._room, self._count = PAGE_BYTES, 0
 
-    def takes(self, row: Row, revision: int) -> bool:
+    def add(self, row: Row, revision: int) -> bool:
         """Add a row with this revision; return False if the page is too full for the row."""
         nbytes = len(msgspec.json.encode(row)) + 1
         if nbytes > PAGE_BYTES and isinstance(row, WorkerRow):
@@ -99,7 +99,7 @@ class Observers:
     """Records changes of the roster for observers, and answers their requests. (P23)
 
     Attributes:
-        until: The time at which the last observer counts as gone; then changes are not recorded.
+        until: Until when changes are recorded: then the last observer counts as gone.
     """
 
     def __init__(self, state: PublisherState) -> None:
@@ -113,10 +113,10 @@ class Observers:
     # Changes.
 
     def record_always(self) -> None:
-        """Record changes without an observer, too."""
+        """Record changes even without an observer."""
         self.until = math.inf
 
-    def heard(self, peer: Peer, message: Message) -> None:
+    def record_message(self, peer: Peer, message: Message) -> None:
         """Record what a worker's message changes for observers."""
         match message:
             case Ping():
@@ -152,9 +152,10 @@ class Observers:
                 self._state.roster.touch(peer)
 
     def _forget_event(self) -> None:
-        """Drop an event: the oldest one of the most frequent kind, of the worker with most of them.
+        """Drop one event, so that a worker that repeats an event does not displace other events.
 
-        So a worker that repeats the same event does not displace the events of others.
+        Of the most frequent kind, drop the oldest event of the worker with most events of this
+        kind.
         """
         events = [notice for _, _, notice in self._events]
         [(kind, _)] = Counter(notice.kind for notice in events).most_common(1)
@@ -165,7 +166,7 @@ class Observers:
 
     # Answers.
 
-    def asked(
+    def answer_request(
         self, identity: bytes, message: Observe | Verify, grant: Grant | None, now: float
     ) -> list[Effect]:
         """Answer an observer's request, or refuse it if its key's role is not `observer`."""
@@ -189,7 +190,7 @@ class Observers:
         return self.pages(asked, now)
 
     def pages(self, asked: Observe, now: float) -> list[RosterPage]:
-        """Return pages with the changes since a revision, oldest first; as many as are allowed."""
+        """Return pages with the changes since a revision, oldest first, up to the limits."""
         if now >= self.until:  # changes were not recorded before
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
@@ -204,11 +205,11 @@ class Observers:
         for at, make in self._changed(since) if since < latest else ():
             more = not self._rows.take(1, now)
             row = make(now) if not more else None
-            if row is not None and not pages[-1].takes(row, at):
+            if row is not None and not pages[-1].add(row, at):
                 more = len(pages) >= min(asked.pages, PAGES_MAX)
                 if not more:
                     pages.append(_Page(pages[-1].revision))
-                    pages[-1].takes(row, at)
+                    pages[-1].add(row, at)
             if more:
                 break
         else:
@@ -260,14 +261,14 @@ class Observers:
         return merge(models, workers, events, key=REVISION)
 
     def _model_row(self, name: str, model: _Model, now: float) -> ModelRow:
-        """Return a model's row, with the publish times of fewer and fewer of its older versions."""
+        """Return a model's row, with the publish times of some versions: the older, the fewer."""
         version, published, step = model.latest[1], list[Published](), 0
         times = self._state.store[name].times
-        for back in range(VERSIONS_LISTED):
+        for index in range(VERSIONS_LISTED):
             at = times.get(version - step)
             if at is not None:
                 published.append(Published(version - step, _ms(now - at)))
-            step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
+            step += 1 << max(0, index // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
         return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
     def row(self, peer: Peer, now: float) -> WorkerRow:

@@ -130,7 +130,7 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     crc = chunked.chunks.crcs[index]
     if crc is None:
         crc = crc32c(payload)
-        if chunked.chunks.whole:  # otherwise its receiver adds the checksums (`Chunks`)
+        if chunked.chunks.whole:  # otherwise the code that receives the chunks adds checksums
             chunked.chunks.put(index, crc)
     chunk = Chunk(
         model=version.model,
@@ -144,17 +144,17 @@ def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
 
 
 def hash_all(version: Version) -> Iterator[int]:
-    """Hash the unhashed chunks of a version, one per step; yield the bytes of each step."""
+    """Hash the unhashed chunks of a version, one per step; yield the bytes of a chunk each time."""
     for index in version.chunks.unhashed():
         hash_chunk(version, index)
         yield version.plan.chunk_bytes
 
 
 class BackgroundHasher:
-    """A queue of long work on versions, such as hashing. The work is done in small steps.
+    """A queue of long jobs on versions, such as hashing, which run in small steps.
 
     Attributes:
-        waiting: The queued work, as (version, steps, function to call at the end, function to call
+        waiting: The queued jobs, as (version, steps, function to call at the end, function to call
             if a step raises).
     """
 
@@ -164,20 +164,20 @@ class BackgroundHasher:
     def add(
         self, version: Version, steps: Iterator[int], done: Continuation, failed: Continuation
     ) -> None:
-        """Queue work on a version. Each of its `steps` yields the bytes that the step processed.
+        """Queue a job on a version. Each of its `steps` yields how many bytes the step processed.
 
         `done` is called after the last step, `failed` if a step raises.
         """
         self.waiting.append((version, steps, done, failed))
 
     def give_up(self) -> Continuation:
-        """Drop the first work, after a step of it has raised; return its `failed`."""
+        """Drop the first job, a step of which has raised; return its `failed`."""
         return self.waiting.popleft()[-1]
 
     def go_on(self, now: float) -> list[Effect]:
-        """Do some steps of the first work; if it ends, return the effects of its end.
+        """Do some steps of the first job; if it ends, return the effects of its `done`.
 
-        If the version is gone, the work ends immediately.
+        If the version is gone, the job ends at once.
         """
         version, steps, done, _ = self.waiting[0]
         nbytes = 0
@@ -193,7 +193,7 @@ class BackgroundHasher:
 def encode_for_worker(effect: SendChunk, sealer: Sealer | None = None) -> Send:
     """Return the message with a chunk for one worker, encrypted if there is a `sealer`.
 
-    Of a chunk that is not encrypted, only the bytes are sent that the worker needs.
+    A chunk that is not encrypted is cut to the bytes that the worker needs.
     """
     if sealer is not None:
         return Send(*sealer.chunk(effect.version, effect.index), effect.to)
@@ -235,7 +235,7 @@ def encode_for_all(
 
 
 def _without_memory_to_seal(effect: SendChunk | BroadcastChunk | BroadcastWhole) -> LoopEffect:
-    """Return the effect to perform if there is no memory to encrypt the chunk of `effect`.
+    """Return what to do instead of `effect` if there is no memory to encrypt its chunk.
 
     The chunk is not sent. Workers that need the chunk fetch it until it arrives.
     """

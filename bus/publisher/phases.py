@@ -1,8 +1,8 @@
-"""How the tables of a publisher's versions, workers and calls are coupled.
+"""Describes the phases of a publisher's versions, workers and calls, and how these are coupled.
 
-A phase changes only by the tables of `tables.py`. An event without an arrow from a phase has no
-effect. `docs/protocol/publisher.md` has the same tables, and `tests/vectors/publisher_phases.json`
-has every pair of a phase and an event, even those without an arrow.
+A phase changes only by the tables of `tables.py`. An event for which a phase has no transition has
+no effect. `docs/protocol/publisher.md` has the same tables. `tests/vectors/publisher_phases.json`
+has every pair of a phase and an event, even the pairs without a transition.
 
 A version. The machine owns its memory, except while the version is *reclaimable* or *gone*.
 
@@ -15,7 +15,7 @@ A version. The machine owns its memory, except while the version is *reclaimable
 
 A worker on the roster. Only a message on the control channel brings a worker back: a report on the
 data connection does not show that the worker has a control connection. No version is kept for a
-*lost* worker. A worker that leaves in order, or whose name another instance takes, is removed.
+*lost* worker. A worker that leaves, or whose name another instance takes, is removed.
 
     here <──> away ──> lost ──> here
        └───────────────> lost
@@ -28,19 +28,20 @@ A target: one worker in one call of publish. Reports may be late, repeated or re
 
 The decision of a call that commits together: *open*, then *commit* or *abort*.
 
-How the tables are coupled: a worker that becomes *lost* receives no version any more, so a version
-may get the event `no-readers`. It becomes *lost* in every call, and calls stop waiting for it: see
-`GRACED`. For calls, an *away* worker is like a worker that is *here*. A version is `pending` while
-a call may still commit it. A version and its memory move together: see `SNAPSHOTS`.
+How the tables are coupled: a worker that becomes *lost* no longer receives any version, so a
+version may get the event `no-readers`. The worker becomes *lost* in every call, and the calls stop
+waiting for it after a grace period: see `GRACED`. For calls, an *away* worker is like a worker that
+is *here*. A version is `pending` while a call may still commit it. The phase of a version
+determines that of its memory: see `SNAPSHOTS`.
 """
 
 from typing import Literal
 
 from .tables import VersionPhase, WorkerEvent
 
-# How a version is coupled to its memory: after each event of a version, and its effects, its
-# snapshot is in one of these phases (`PHASES` in `bus/memory/snapshots.py`). Only a reclaimable
-# version leaves a choice, since the trainer's thread may reclaim the snapshot at any time.
+# How a version is coupled to its memory: by the version's phase, the phases that its snapshot may
+# be in once the effects of the last event are carried out (`PHASES` in `bus/memory/snapshots.py`).
+# A reclaimable version has two, since the trainer's thread may reclaim the snapshot at any time.
 SNAPSHOTS: dict[VersionPhase, tuple[Literal["held", "reclaimable", "released"], ...]] = {
     "pending": ("held",),
     "latest": ("held",),
@@ -50,6 +51,6 @@ SNAPSHOTS: dict[VersionPhase, tuple[Literal["held", "reclaimable", "released"], 
     "gone": ("released",),
 }
 
-# How a worker is coupled to calls: a call waits until its grace period has ended for a worker that
-# became *lost* by one of these events. It stops waiting at once after any other event.
+# How a worker is coupled to calls: if a worker became *lost* by one of these events, calls wait for
+# it during `grace`; after any other event, during `grace_of_gone` (`publication.py`).
 GRACED: set[WorkerEvent] = {"silent"}

@@ -1,18 +1,19 @@
 """One call of publish: its target workers, their states, and whether the call is over.
 
-The calls of versions that are published as one are a `Group`, which is decided and ends as a whole.
+Versions of several models may be published as one. Their calls form a `Group`, which is decided and
+ends as a whole.
 
-Each target is in one state, which changes only as the table in `phases.py` allows.
+Each target is in one state, which changes only as the table in `tables.py` allows.
 
 `verdict` decides, from the number of targets in each state, whether the requirement is met, or can
 still be met. `decide` does the same for the commit of a call that commits together. Both run after
 every report, so the numbers are updated incrementally.
 
-A worker that becomes silent may return, so the call waits for it (`grace`). Another period
-(`grace_of_gone`) is for a worker whose connection is closed, for which the publisher has already
-waited, and for a worker whose process has ended, which returns only if it is restarted. A worker
-that leaves in order does not count any more. If a number of workers is expected, workers that join
-become targets until that number is reached.
+A worker that became silent may return, so the call waits for it for `grace` seconds. For a worker
+whose connection is closed or whose process has ended, the call waits for `grace_of_gone` seconds
+instead: the publisher has already waited for a new connection, and an ended worker returns only if
+it is restarted. A worker that has left no longer counts. If a number of workers is expected,
+workers that join become targets until that number is reached.
 
 A call may name the workers that it requires. The version is still sent to all workers that want the
 model, but only the named workers decide whether and when the call is achieved.
@@ -47,7 +48,7 @@ class Recipient(msgspec.Struct, eq=False):
     through: tuple[str, ...] = ()  # the relays before the worker
 
     def explain(self, text: str) -> None:
-        """Set the text of why the target is not done."""
+        """Set the text that says why the target is not done."""
         self.detail = text
 
     def reached_through(self, relays: tuple[str, ...]) -> None:
@@ -69,7 +70,7 @@ class PublishTerms(msgspec.Struct, frozen=True, eq=False):
         hash: Whether workers that read shared memory must hash what they read.
         grace: Seconds to wait for a worker that is lost because it became silent.
         grace_of_gone: Seconds to wait for a worker whose connection is closed or process has ended.
-        expect: If all workers are required, the least number of workers.
+        expect: If all workers are required, the least number of workers that the call waits for.
         alive: If all workers are required: whether lost workers do not count.
     """
 
@@ -202,42 +203,43 @@ class Publication:
             return len(self.terms.named - self.targets.keys())
         if not self.terms.expect or self.terms.require is not None:
             return 0
-        return max(0, self.terms.expect - len(self.targets) + self._gone)
+        return max(0, self.terms.expect - len(self.targets) + self._not_counted)
 
     @property
     def has_no_recipient(self) -> bool:
         """True if the call requires all targets, but no target counts."""
         if self.terms.require is not None or self._counts["applied"]:
             return False
-        return len(self.targets) == self._gone
+        return len(self.targets) == self._not_counted
 
     @property
-    def _gone(self) -> int:
-        """The number of targets that do not count any more if all targets are required."""
+    def _not_counted(self) -> int:
+        """The number of targets that no longer count if all targets are required."""
         return self._counts["left"] + (self._counts["lost"] if self.terms.alive else 0)
 
     def _needed(self, now: float) -> int:
+        """Return the number of targets that must be done."""
         if self.terms.require is not None:
             return self.terms.require
-        away = self._may_return(now) if self.terms.alive and now < self.deadline else 0
-        return len(self.targets) - self._gone + away + self.missing
+        away = self._count_returning(now) if self.terms.alive and now < self.deadline else 0
+        return len(self.targets) - self._not_counted + away + self.missing
 
-    def _may_return(self, now: float) -> int:
+    def _count_returning(self, now: float) -> int:
         """Return the number of lost workers that the call waits for."""
         return sum(until > now for until in self._grace_ends.values()) if self._grace_ends else 0
 
-    def _waited_for(self, now: float) -> int:
+    def _count_awaited(self, now: float) -> int:
         """Return the number of lost or expected workers that the call waits for."""
-        return self.missing + self._may_return(now)
+        return self.missing + self._count_returning(now)
 
     def end(self, why: str) -> None:
-        """End the call before its deadline; a decision is still to be made, if there is none."""
+        """End the call before its deadline. An open commit is decided by the next `decide`."""
         self.ended = why
         if self.group is not None:
             self.group.end(why)
 
     def expire(self, now: float) -> None:
-        """Let the call's time end now."""
+        """Move the call's deadline to now."""
         self.deadline = now
         if self.group is not None:
             self.group.expire(now)
@@ -246,7 +248,7 @@ class Publication:
         """Decide a call that commits together, if that is possible now; return the decision."""
         if self.decision == "open" and self.terms.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
-            possible = staged + self._counts["behind"] + self._waited_for(now)
+            possible = staged + self._counts["behind"] + self._count_awaited(now)
             if staged >= self._needed(now):
                 self._decide("enough")
             elif self.ended or possible < self._needed(now) or now >= self.deadline:
@@ -257,13 +259,13 @@ class Publication:
         self.decision = DECISIONS[self.decision].get(event, self.decision)
 
     def verdict(self, now: float) -> bool | None:
-        """Return whether the call achieved what it requires; None while that is open."""
+        """Return whether the call achieved what it requires; None while that is undecided."""
         if self._counts["behind"] and self.for_all and not self.ended and now < self.deadline:
             return None  # fast path: after each acknowledgement before the last
         if self.for_all and self._counts["applied"] == len(self.targets) >= self.terms.expect:
             return True  # fast path: after the last acknowledgement
         done = self._count(self.done)
-        open_ = self._count(_UNFINISHED - self.done) + self._waited_for(now)
+        open_ = self._count(_UNFINISHED - self.done) + self._count_awaited(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.terms.commit == "together" and self.decision == "abort":
             return False
@@ -307,8 +309,9 @@ class Publication:
 class Group(Publication):
     """The calls of versions that are published as one, which are decided and resolved together.
 
-    The group itself is a call whose targets have, of their states in its calls, the first of
-    `LEAST_DONE`. Calls of models that a worker does not want do not concern it.
+    The group is itself a call. The state of a target is the least advanced of the worker's states
+    in the group's calls, by the order of `LEAST_DONE`. A call for a model that the worker does not
+    want is left out.
 
     Args:
         parts: The calls, whose terms are the same.
@@ -327,7 +330,7 @@ class Group(Publication):
                 self.recount(name)
 
     def recount(self, name: str, grace_ends: float | None = None) -> None:
-        """Set a target's state; `grace_ends`: when the calls stop waiting for a lost one."""
+        """Update a target's state; `grace_ends`: when the calls stop waiting for a lost worker."""
         states: list[State] = [p.targets[name].state for p in self.parts if name in p.targets]
         state, known = min(states, key=LEAST_DONE.index), self.targets.get(name)
         target = self.targets[name] = known or Recipient(name)
@@ -347,7 +350,7 @@ class Group(Publication):
             part.ended = why
 
     def expire(self, now: float) -> None:
-        """Let the calls' time end now."""
+        """Move the group's deadline to now."""
         self.deadline = now
 
     def close(self) -> None:

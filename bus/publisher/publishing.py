@@ -35,7 +35,7 @@ def pass_on(
 ) -> tuple[Version, list[Effect]]:
     """Announce another publisher's version under its own epoch and number, as a relay does. (R1)
 
-    If the announcement asks workers to wait for a commit, `decide` makes or drops it.
+    If the announcement asks workers to wait for a commit, call `decide` later.
 
     Raises:
         ValueError: The offer has no key, or the relay has offered the same or a newer version.
@@ -53,15 +53,15 @@ def pass_on(
         effects.append(Stamp(version))
     workers = None if offered.only is None else sorted(offered.only)
     targets = state.roster.targets(offered.model, workers, now + state.timing.quiet)
-    # a worker may have got it elsewhere
+    # a worker may have received the version elsewhere
     peers = [peer for peer in targets if peer.runs(version.model) < version.key]
-    effects += _release(state, versions, version, version.terms, workers, peers, now)
+    effects += _announce(state, versions, version, version.terms, workers, peers, now)
     versions.limit()
     return version, effects
 
 
 def keep_part(state: PublisherState, offered: VersionOffer) -> list[Effect]:
-    """Keep some chunks of another publisher's version, as a source, and announce none. (N5)
+    """Keep some chunks of another publisher's version, as its source; do not announce it. (N5)
 
     Raises:
         ValueError: The offer has no key, or this publisher has published versions of the model.
@@ -87,11 +87,11 @@ def obtained(
     for index, crc in chunks:
         version.chunks.put(index, crc)
     version.chunks.proves(version.chunks.digest)
-    return serving.arrived(state, version, now)
+    return serving.send_arrived(state, version, now)
 
 
 def withdraw(state: PublisherState, version: Version, why: str, now: float) -> list[Effect]:
-    """End the calls of a version that cannot be sent whole, and drop the version everywhere."""
+    """End the calls of a version that cannot be sent whole, and make workers drop the version."""
     effects = calls.give_up(state, version, why, now)
     return effects if version.gone else effects + serving.abandon(state, version)
 
@@ -117,10 +117,7 @@ def share(state: PublisherState, version: Version) -> list[Effect]:
 
 
 def decide(state: PublisherState, version: Version, *, commit: bool, why: str) -> list[Effect]:
-    """Commit or abort a relay's pending version, as its origin decided.
-
-    `why`: the text of the abort.
-    """
+    """Commit or abort a relay's pending version as its origin decided; `why`: the abort's text."""
     versions = state.store[version.model]
     if version is not versions.pending:
         return []
@@ -147,7 +144,7 @@ def publish(
 ) -> tuple[Publication, list[Effect]]:
     """Publish a version to every worker that has the model, or to named workers.
 
-    With `as_one`, `publish_as_one` makes this call for each of its versions.
+    `as_one`: whether the call is part of `publish_as_one`, which settles all of its calls together.
 
     Raises:
         UnknownWorkerError: A named worker has never joined; nothing was published.
@@ -180,7 +177,7 @@ def publish(
             call.move(peer.name, "lost", now, "it was lost before the publish")
     if terms.commit == "auto" and workers is None:
         effects.append(Settled(version))
-    effects += _release(state, versions, version, call.announced, workers, peers, now)
+    effects += _announce(state, versions, version, call.announced, workers, peers, now)
     if terms.hash and not version.chunks.digest:  # P12: hash the version before it is gone
         effects += versions.hash(version)
     state.open(call)
@@ -196,7 +193,7 @@ def publish_as_one(
     started: float,
     now: float,
 ) -> tuple[list[Publication], list[Effect]]:
-    """Publish versions of several models, by the numbers of their calls: all or none. (C1)
+    """Publish versions of several models, all or none. `offers`: by the calls' numbers. (C1)
 
     Raises:
         UnknownWorkerError, ValueError: As in `publish`.
@@ -213,7 +210,7 @@ def publish_as_one(
     return parts, effects + calls.settle(state, Group(parts), now)
 
 
-def _release(
+def _announce(
     state: PublisherState,
     versions: Versions,
     version: Version,
@@ -222,18 +219,19 @@ def _release(
     peers: list[Peer],
     now: float,
 ) -> list[Effect]:
-    """Make a version the newest, or pending, and announce it to workers that begin to receive it.
+    """Make a version the newest, or pending, and announce it to its recipients. (P6)
 
-    It is announced on its topic, and on the control connections of other targets. (P6)
+    The announcement is published on the data socket, and sent on the control connection to each
+    recipient that does not get it there.
     """
     if workers is not None:
-        relays = state.roster.before(workers)
+        relays = state.roster.relays_before(workers)
         peers = [*peers, *(relay for relay in relays if relay.runs(version.model) < version.key)]
     for peer in peers:
         if peer.phase == "lost" or now >= peer.unresponsive_after:
             continue
         if not (peer.incoming and versions.serves(peer)):
-            version.read_by(peer.name)
+            version.add_receiver(peer.name)
     if terms.commit == "together":
         versions.await_commit(version)
     else:
@@ -251,12 +249,12 @@ def _release(
             elif PARTS in peer.hello.features:  # T1
                 continue
             elif not (peer.shared and version.shared):  # S9
-                taken = _patch_for(peer, version) if version.patches else None
-                push = push or taken is None
-                patch = patch or (taken is not None and taken is version.patches[0])
+                usable = _patch_for(peer, version) if version.patches else None
+                push = push or usable is None
+                patch = patch or (usable is not None and usable is version.patches[0])
         if state.pushes:
             state.end_pushes(version.model)
-        if postponed:  # these workers do not subscribe to this topic
+        if postponed:  # on this topic, the announcement does not reach the postponed workers
             header, topic = version.layout.header, data_topic(version.model)
             to_all: Broadcast | BroadcastWhole = Broadcast(
                 topic, announcement(version, terms), header
@@ -268,7 +266,7 @@ def _release(
             state.begin_push(version, now)
         if patch:  # D6
             state.begin_push(version.patches[0], now)
-    if workers is not None and state.roster.relays:  # R8: the others get it after older ones
+    if workers is not None and state.roster.relays:  # R8: a relay gets older versions first
         model = version.model
         alone = [p for p in alone if not p.relay or serving.next_owed(state, p, model) is version]
     if alone:
@@ -279,14 +277,17 @@ def _release(
 
 
 def _check_known(state: PublisherState, workers: Collection[str]) -> None:
-    """Raise an error if a version cannot be published to these workers."""
-    if text := absent.unknown(state, workers):
+    """Raise the error of a publish to these workers if it is impossible."""
+    if text := absent.unknown_names_text(state, workers):
         raise UnknownWorkerError(text)
     _check_named(state, workers)
 
 
 def _is_for(state: PublisherState, offered: VersionOffer, name: str) -> bool:
-    """Return whether a named worker has to take a version: it wants the model, or no companion."""
+    """Return whether a named worker counts for one of the versions that are published as one.
+
+    It does if it wants this model, or none of the companions' models.
+    """
     peer = state.roster.by_name(name)
     if peer is None or offered.model in peer.hello.models:
         return True
@@ -295,7 +296,7 @@ def _is_for(state: PublisherState, offered: VersionOffer, name: str) -> bool:
 
 def _check_named(state: PublisherState, workers: Collection[str]) -> None:
     """Raise ValueError if too many of these workers are behind one relay."""
-    for relay in state.roster.before(workers):
+    for relay in state.roster.relays_before(workers):
         count = len(state.roster.named_behind(relay, workers))
         if count > NAMED_MAX:
             raise ValueError(
@@ -307,7 +308,7 @@ def _check_named(state: PublisherState, workers: Collection[str]) -> None:
 def _to_all(
     versions: Versions, version: Version, terms: AnnouncedTerms, *, push: bool
 ) -> Broadcast | BroadcastWhole:
-    """Return the announcement to all subscribers; with the bytes, if they are few and pushed."""
+    """Return the announcement to all subscribers, with the bytes if these are few and pushed."""
     known = version.layout.id == versions.announced_layout
     if not known:
         versions.announce_layout(version.layout.id)
@@ -321,15 +322,15 @@ def _to_all(
 
 
 def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
-    """Return a patch to a version, for a worker that can decode it; None if there is none."""
-    takes = DELTA in peer.hello.features
-    return version.patch_on(peer.running.get(version.model)) if takes else None
+    """Return the patch to a version that a worker can use; None if there is none."""
+    decodes = DELTA in peer.hello.features
+    return version.patch_on(peer.running.get(version.model)) if decodes else None
 
 
 # Pushing.
 
 
-def followed(state: PublisherState, report: Progress, now: float) -> None:
+def advance_push(state: PublisherState, report: Progress, now: float) -> None:
     """Pass a worker's report of progress to the push of that version or patch, if any."""
     topic = (data_topic if report.patch is None else patch_topic)(report.model)
     push = state.pushes.get(topic)

@@ -3,11 +3,12 @@
 The data socket silently drops chunks that do not fit into a subscriber's queue. So a push runs at
 most `PUSH_CHUNKS` ahead of the chunks that the fastest worker has reported. Workers of that speed
 lose no chunk. Slower workers lose chunks, which they fetch later, instead of delaying the others.
-If no worker reports progress for a while, the push ends early, and workers fetch the rest.
+If no worker reports progress for a while, the push ends early, and workers fetch what they lack.
 
 An unhashed chunk is hashed when it is pushed. Chunks are pushed in small bursts, when a connection
-has room. So their bytes are still in the cache when they are sent, and at most a burst is queued.
-The `end` message has the digest of all chunks, so it is sent in the step after the last chunk.
+has room. So a chunk's bytes are still in the cache when they are sent, and at most one burst is
+queued. The `end` message has the digest of all chunks, so it follows in the step after the last
+chunk.
 
 A version that is still arriving from another publisher is pushed up to its first missing chunk. Of
 a version with sources, only the chunks that are here are pushed. (N4)
@@ -21,7 +22,7 @@ from .effects import Broadcast, BroadcastChunk, Effect
 from .offers import end_of
 from .version import Chunked
 
-BURST_BYTES = 2**22  # bytes that are pushed in one step, between other work
+BURST_BYTES = 2**22  # most bytes that one step pushes, so that other work is not delayed
 
 
 class Push:
@@ -33,12 +34,12 @@ class Push:
         self.topic = topic_of(version.target.model)
         self.next, self._count = 0, version.plan.count
         self.done = False
-        self.stalled = False  # whether no worker reports progress: the push ends early
-        self._skips = bool(version.target.sources)  # chunks that are not here
-        self._reported = 0
+        self.stalled = False  # whether the push ends early, since no worker reports progress
+        self._skips = bool(version.target.sources)  # whether to skip chunks that are not here
+        self._reported = 0  # chunks that the fastest worker has reported
         self._progress_at = now
         self._patience = patience
-        # chunks that are sent in one step
+        # the most chunks that one step pushes
         self._burst = max(1, min(BURST_BYTES // version.plan.chunk_bytes, queue))
 
     def report(self, chunks: int, now: float) -> None:
@@ -55,7 +56,7 @@ class Push:
         return within and (chunks.whole or self._skips or chunks.has(self.next))
 
     def step(self, now: float) -> list[Effect]:
-        """Send the next chunks, or the `end` after the last chunk or if the push stalls."""  # P7
+        """Send the next chunks, or after the last chunk or a stall the `end`."""  # P7
         if not (self.stalled or self.next == self._count):
             chunks = self.version.chunks
             if not (chunks.whole or self._skips or chunks.has(self.next)):

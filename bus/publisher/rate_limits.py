@@ -1,10 +1,10 @@
 """Rate limits on the control connections of a publisher.
 
-A worker sends a few hellos, and a ping now and then. The worker's reports and fetches advance a
-version, and may come as fast as the worker can send. Every other message costs its connection units
-of a token bucket. A connection whose bucket has too few units is closed. Connections without a
-known worker share one more bucket, since a closed connection can come back as a new one. The
-publisher sends no error message, since an answer to each message would help a flood.
+The reports and fetches of a worker are not limited: they advance a version, and may come as fast as
+the worker can send. Every other message, such as a hello or ping, costs its connection units of a
+token bucket. A connection whose bucket has too few units is closed. Connections without a known
+worker also share one bucket, since a peer can replace a closed connection with a new one. The
+publisher sends no error message then, since an answer to each message would help a flood.
 """
 
 from ..limits import CONTROL_RATE, UNKNOWN_PEER_RATE, Timing
@@ -12,8 +12,8 @@ from ..messages import Bye, Checked, Hello, Observe, Ping, Pong, Verify
 from ..structs import Message
 from ..token_bucket import Rate, TokenBucket
 
-COST_LOW, COST_HIGH = 1, 4  # units of a message with at most one effect; with more effects
-BYTES_PER_COST = 2**14  # bytes after which a message costs more; few hellos have a tenth
+COST_LOW, COST_HIGH = 1, 4  # units for a message with at most one effect, and with more effects
+BYTES_PER_COST = 2**14  # a message costs its units once more for each so many bytes
 
 
 class RateLimits:
@@ -51,7 +51,7 @@ class RateLimits:
 def cost_of(message: Message, *, known: bool) -> int:
     """Return the units that a message costs its connection; 0 for a worker's report or fetch.
 
-    A report costs nothing here. A report with a wrong digest is charged after it was handled.
+    A report with a wrong digest is charged after it was handled.
     """
     if isinstance(message, Hello | Observe | Verify):
         return COST_HIGH

@@ -1,4 +1,4 @@
-"""A relay's reports of the workers behind it, for the publisher above. (R4)"""
+"""Makes the reports on a relay's workers that the relay sends to the publisher above it. (R4)"""
 
 import math
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from ..token_bucket import Rate, TokenBucket
 from .machine import PublisherMachine
 from .roster import Peer
 
-REPORT_SECONDS = 0.1  # the longest that a change of a version waits for others
-AT_ONCE = Rate(8, 16)  # reports that do not wait for others
-COMPARED_MAX = 256  # workers up to which each change is a reason to look whether all are done
+REPORT_SECONDS = 0.1  # the longest that an urgent change waits for more changes
+AT_ONCE = Rate(8, 16)  # how many reports are sent without waiting for more changes
+COMPARED_MAX = 256  # number of workers up to which each change makes `_is_due` check all of them
 
 Outline = tuple[object, ...]
 
@@ -23,9 +23,10 @@ Outline = tuple[object, ...]
 class BelowReports:
     """Makes the messages `below` of one relay, in the thread of its publisher's machine.
 
-    Changes of a version are urgent. They are sent at once if no worker still lacks the newest
-    version, else together after `REPORT_SECONDS`. Other changes, such as the number of chunks, are
-    sent with the pings. So a version costs few messages, however many workers there are.
+    A change of the version that a worker runs or has staged is urgent. Urgent changes are sent at
+    once if no worker lacks the newest version any more, else together after `REPORT_SECONDS`. Other
+    changes, such as the number of chunks, are sent once per ping interval. So a version costs few
+    messages, however many workers there are.
 
     Args:
         machine: The publisher's machine of the relay.
@@ -34,37 +35,38 @@ class BelowReports:
     def __init__(self, machine: PublisherMachine) -> None:
         self._machine, self._roster = machine, machine.state.roster
         machine.observers.record_always()
-        self._roster.departed()  # begin to keep them
-        self._revision = self._removals = 0  # of the roster, at the last look
+        self._roster.take_departed()  # the roster records departures from now on
+        self._revision = self._removals = 0  # those of the roster, at the last `_collect_changes`
         self._sent: dict[str, Outline] = {}  # by worker, the outline of its last row
-        self._changed: dict[str, None] = {}  # workers whose rows have changed since
-        self._left: list[str] = []
-        self._last: list[Peer] = []  # of these, workers that changed before they left
-        self._first = True  # the next report starts from the beginning
-        self._urgent_at = math.inf  # when the first urgent change came
+        self._changed: dict[str, None] = {}  # workers whose rows have changed since their last row
+        self._left: list[str] = []  # workers whose departure is not reported yet
+        self._last: list[Peer] = []  # those of them that changed before they left
+        self._first = True  # whether the next report has all workers
+        self._urgent_at = math.inf  # when the first unreported urgent change came
         self._reported_at = -math.inf
         self._at_once = TokenBucket(AT_ONCE, 0.0)
 
     def begin(self) -> None:
-        """Start from the beginning, since the publisher above has welcomed the relay."""
+        """Report all workers next, since the publisher above has welcomed the relay."""
         self._first = True
 
     def due(self, epoch: int, now: float, *, closing: bool = False) -> list[Below]:
         """Return the messages that are due.
 
         Args:
-            epoch: That of the session above.
+            epoch: The epoch of the session with the publisher above.
             now: The time.
-            closing: Whether no later message will follow, so that nothing waits.
+            closing: Whether this is the last report, so that every change is due.
         """
-        self._look(now)
+        self._collect_changes(now)
         changed = self._first or self._changed or self._left
         if not changed or not (closing or self._is_due(now)):
             return []
         peers = [*self._roster] if self._first else map(self._roster.by_name, self._changed)
         current = self._machine.state.epoch == epoch
         rows = [self._row(peer, now, current=current) for peer in peers if peer is not None]
-        # A message names those that left before its rows, so the last rows of these come earlier.
+        # The publisher above handles the `left` of a message before its rows, so the last rows of
+        # workers that left go into earlier messages.
         last = [self._row(peer, now, current=current) for peer in self._last]
         early = [Below(epoch=epoch, rows=page, more=True) for page in _pages(last)]
         pages = [Below(epoch=epoch, rows=page, more=True) for page in _pages(rows)]
@@ -80,7 +82,7 @@ class BelowReports:
         self._reported_at, self._urgent_at = now, math.inf
         return pages
 
-    def _look(self, now: float) -> None:
+    def _collect_changes(self, now: float) -> None:
         """Collect what has changed on the roster."""
         roster = self._roster
         if roster.revision == self._revision and roster.removals == self._removals:
@@ -90,7 +92,7 @@ class BelowReports:
             if self._sent.get(peer.name) != _outline(peer):
                 self._urgent_at = min(self._urgent_at, now)
         if roster.removals != self._removals:
-            gone = [peer for peer in roster.departed() if roster.by_name(peer.name) is None]
+            gone = [peer for peer in roster.take_departed() if roster.by_name(peer.name) is None]
             last = [peer for peer in gone if self._sent.get(peer.name) != _outline(peer)]
             self._last += last
             known = dict.fromkeys([*self._sent, *(peer.name for peer in last)])
@@ -113,7 +115,7 @@ class BelowReports:
         return not any(map(self._lacks, self._roster)) and self._at_once.take(1, now)
 
     def _lacks(self, peer: Peer) -> bool:
-        """True if a live worker lacks the newest version of a model, or has not staged it."""
+        """True if a live worker has neither applied nor staged nor failed a newest version."""
         if peer.lost or peer.relay:
             return False
         for model in peer.hello.models:
@@ -143,7 +145,8 @@ class BelowReports:
 def _with_patches(peer: Peer, model: str, doing: Doing) -> Doing:
     """Return a model's state with the patches by which its versions arrive, if there are any.
 
-    Of a worker that takes a part, the state does not say that a version came whole.
+    For a worker that receives only parts of versions, the state has no `took_us`, so that its
+    version does not count as received whole.
     """
     if PARTS in peer.hello.features:
         return replace(doing, took_us=0)
@@ -156,14 +159,14 @@ def _with_patches(peer: Peer, model: str, doing: Doing) -> Doing:
 
 
 def _outline(peer: Peer) -> Outline:
-    """Return what makes a change of a worker urgent."""
+    """Return the part of a worker's state whose change is urgent."""
     staged = [(m, i.version) for m, i in peer.incoming.items() if i.phase == "staged"]
     runs = [(m, r.epoch, r.version) for m, r in peer.running.items()]
     return peer.lost, peer.through, sorted(runs), staged, sorted(peer.seen.failed.items())
 
 
 def _pages(rows: list[WorkerRow]) -> Iterator[list[WorkerRow]]:
-    """Yield the rows in pages that fit a message."""
+    """Yield the rows in pages that fit into a message."""
     page, room = list[WorkerRow](), PAGE_BYTES
     for row in rows:
         nbytes = len(msgspec.json.encode(row)) + 1

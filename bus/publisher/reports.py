@@ -16,27 +16,27 @@ from .version import Version
 
 def progress(state: PublisherState, peer: Peer, message: Progress, now: float) -> list[Effect]:
     """Handle a report of how many chunks of a version a worker has."""  # P14
-    versions = _of(state, message)
+    versions = _versions_of(state, message)
     if versions is None or not versions.had(message.version):
         return []
-    publishing.followed(state, message, now)
+    publishing.advance_push(state, message, now)
     if peer.runs(message.model) >= (message.epoch, message.version):
         return []  # P19: the worker's `applied` on the data connection overtook this report
     receiving = message.phase == "receiving"
     version = versions.get(message.version) if receiving else None
     if receiving and version is None:
-        return []  # a version may be gone only if the worker has all of it
+        return []  # only a worker that has all of a version may report on it after it is gone
     coming = version.find(message.patch) if version is not None else None
     peer.progressed(message, coming.plan if coming is not None else None, now)
-    versions.left(peer.name, older_than=message.version + (not receiving))
+    versions.end_receiving(peer.name, older_than=message.version + (not receiving))
     if version is not None:
-        version.read_by(peer.name)
+        version.add_receiver(peer.name)
     return []
 
 
 def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> list[Effect]:
     """Handle a report that a worker has staged a version."""  # P11
-    versions = _of(state, message)
+    versions = _versions_of(state, message)
     if versions is None:
         return []
     version = versions.get(message.version)
@@ -47,10 +47,10 @@ def staged(state: PublisherState, peer: Peer, message: Staged, now: float) -> li
     if not version.chunks.digest:
         return _check_later(state, peer, version, message)
     if version.chunks.digest != message.digest:
-        return _wrong_digest(state, peer, message)
+        return _reject_digest(state, peer, message)
     if peer.runs(message.model) < version.key:  # P19
         peer.stages(message, now)
-    versions.left(peer.name, older_than=message.version + 1)
+    versions.end_receiving(peer.name, older_than=message.version + 1)
     calls.record_transport(state, peer, message, version, now)
     effects = calls.move(state, peer, "staged", now, version)
     if version is not versions.pending and not version.gone:
@@ -72,7 +72,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     running, versions = Running(*key, message.digest), _known(state, model)
     if versions is None or message.epoch != state.epoch:
         if message.epoch >= state.epoch:
-            return _wrong_digest(state, peer, message)
+            return _reject_digest(state, peer, message)
         if peer.runs(model) < key:
             peer.applied(model, running, 0.0, None, current=False)
         return []
@@ -81,7 +81,7 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
         if version is not None and message.digest and not version.chunks.digest:
             return _check_later(state, peer, version, message)
         if not plausible(state, model, running):
-            return _wrong_digest(state, peer, message)
+            return _reject_digest(state, peer, message)
     before = peer.running.get(model)
     if before is not None and (before.epoch, before.version) >= key:
         return []  # P19
@@ -89,23 +89,23 @@ def runs(state: PublisherState, peer: Peer, message: Applied, now: float) -> lis
     peer.applied(model, running, took, message.patch, current=True)
     if message.digest:
         calls.record_transport(state, peer, message, version, now)
-    versions.left(peer.name, older_than=message.version + 1)
+    versions.end_receiving(peer.name, older_than=message.version + 1)
     note = printable(message.note, TEXT_MAX) if message.note else ""
-    effects = calls.arrived(state, peer, model, key, now, note)
-    # Not `peer.relay`: each report takes this way.
+    effects = calls.record_running(state, peer, model, key, now, note)
+    # Not `peer.relay`, a slower property: this runs for each report.
     is_relay = RELAY in peer.hello.features
-    return effects + serving.owed(state, peer, model, now) if is_relay else effects
+    return effects + serving.announce_owed(state, peer, model, now) if is_relay else effects
 
 
 def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> list[Effect]:
     """Handle a report that a worker failed a version."""  # P13
     if message.model not in peer.hello.models:
         return []
-    versions = _of(state, message)
+    versions = _versions_of(state, message)
     peer.failed(message, current=versions is not None)
     effects = list[Effect]()
     if versions is not None:
-        versions.left(peer.name, older_than=message.version + 1)
+        versions.end_receiving(peer.name, older_than=message.version + 1)
         effects = calls.failed(state, peer, message, now)
     current = message.epoch == state.epoch  # else its number means another version
     if current and message.version > peer.runs(message.model)[1]:
@@ -114,7 +114,7 @@ def failed(state: PublisherState, peer: Peer, message: Failed, now: float) -> li
 
 
 def hashed(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Handle the digest of a version: send `end` to workers that wait for it, and check reports."""
+    """Handle a version's new digest: send the `end` that workers wait for, and check reports."""
     effects: list[Effect] = []
     awaiters, reports = state.store[version.model].hashed(version)
     for name in sorted(awaiters):
@@ -149,7 +149,7 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
             return False
         unhashed = version is None or version.shared is not None or bool(version.names)
         return versions.had(running.version) and (unhashed or not state.origin)
-    if version is not None:  # not known before the version is hashed; the worker repeats the report
+    if version is not None:  # False until the version is hashed; the worker repeats the report
         return version.chunks.digest == running.digest
     known = versions.known_digest(running.version)
     if known == "":
@@ -158,26 +158,27 @@ def plausible(state: PublisherState, model: str, running: Running) -> bool:
 
 
 def _known(state: PublisherState, model: str) -> Versions | None:
-    """Return a model's versions; a relay's workers may run some that it has never had."""
+    """Return a model's versions; at a relay never None, since its workers may run any model."""
     return state.store.get(model) if state.origin else state.versions(model)
 
 
-def _of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
-    """Return the versions of a message's model; None if the message is of another epoch."""
+def _versions_of(state: PublisherState, message: Progress | Staged | Failed) -> Versions | None:
+    """Return the versions of a message's model; None if it is unknown, or of another epoch."""
     return state.store.get(message.model) if message.epoch == state.epoch else None
 
 
 def _check_later(
     state: PublisherState, peer: Peer, version: Version, message: Staged | Applied
 ) -> list[Effect]:
+    """Keep a report until its version is hashed, and start to hash the version."""
     versions = state.store[version.model]
     if not versions.hold(version):
-        return _wrong_digest(state, peer, message)  # overwritten before it was hashed
+        return _reject_digest(state, peer, message)  # the version was overwritten before
     version.check_later(peer.name, message)
     return versions.hash(version)
 
 
-def _wrong_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
+def _reject_digest(state: PublisherState, peer: Peer, message: Staged | Applied) -> list[Effect]:
     """Reject a report with a wrong digest; return a notice at the first such report.
 
     The worker repeats the report with each ping, and may send such reports for any version.

@@ -1,12 +1,13 @@
 """The roster: every worker that a publisher knows, found by name or by ZeroMQ routing id.
 
-A name belongs to one live instance of a worker. If a second instance requests the name, the
-publisher pings the first instance. If the first instance answers, the second is refused. If the
-first does not answer, or its connection is closed, the second gets the name. So a worker that
-restarts after a crash joins quickly, and two workers with the same name are reported at once.
+A name belongs to one live instance of a worker, which is one run of its process. If a second
+instance requests the name, the publisher pings the first instance. If the first instance answers,
+the second is refused. If the first does not answer, or its connection is closed, the second gets
+the name. So a worker that restarts after a crash joins quickly, and two workers with the same name
+are reported at once.
 
-A worker behind a relay is on the roster, too. It has no connection here: `behind.py` changes its
-record as the relay reports.
+Workers behind relays are on the roster, too. These have no connection here: `behind.py` updates
+their records from the relays' reports.
 """
 
 import math
@@ -24,7 +25,7 @@ from .tables import WORKERS, WorkerEvent, WorkerPhase
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
 LINK_BYTES = 2**26  # bytes after which a report has half its weight in the estimate
-AT_MOST = 3.0  # assumed ratio of a link's rate to the rate from publish to applied
+RATE_RATIO = 3.0  # assumed ratio of a link's rate to the rate from publish to applied
 
 
 @dataclass(slots=True)
@@ -36,12 +37,12 @@ class Delivery:
     chunks: int
     since: float  # when the worker last reported progress
     patch: PatchId | None = None  # the patch that arrives; None: the whole version
-    waits: str = ""  # the worker's text: which reader delays the apply, and how long
+    waits: str = ""  # the worker's text on which reader delays the apply, and for how long
 
 
 @dataclass(slots=True)
 class ObserverRecord:
-    """A worker's data for observers and logs only, by model."""
+    """What the publisher records of a worker only for observers and logs, by model."""
 
     reported: dict[str, object] = field(
         default_factory=dict[str, object]
@@ -53,7 +54,7 @@ class ObserverRecord:
     # The last version that failed at the worker, and why, until it runs that or a newer version.
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     # (model, epoch, version) for which the worker reported a wrong digest, oldest first.
-    unlike: dict[tuple[str, int, int], None] = field(
+    wrong_digests: dict[tuple[str, int, int], None] = field(
         default_factory=dict[tuple[str, int, int], None]
     )
 
@@ -78,8 +79,8 @@ class PatchCandidate:
     Attributes:
         running: The version that the worker runs.
         rate: Bytes per second to the worker; infinite if unknown.
-        decode: Seconds to decode a patch, per byte of an unchanged version: for patches with
-            classes (True) and without (False). Missing: the worker has not reported this.
+        decode: Seconds to decode a patch, per byte of `OfferedPatch.work`: for patches with classes
+            (True) and without (False). Missing: the worker has not reported this.
     """
 
     running: Running | None
@@ -91,22 +92,22 @@ class PatchCandidate:
 class Link:
     """An estimate of a link's rate from reports of progress. Later reports weigh more.
 
-    Each report is weighted by the time since the previous report. In a mean of rates, reports in
-    quick succession would weigh too much, such as a periodic report and an answer.
+    The rate is a sum of bytes over a sum of seconds. In a mean of the reports' rates, two reports
+    in quick succession would weigh too much.
     """
 
     carried: float = 0.0  # bytes that the link carried, weighted
-    waited: float = 0.0  # seconds that this took, weighted
+    waited: float = 0.0  # seconds in which it carried them, weighted
     least: float = 0.0  # lower bound: bytes per second from publish to applied
 
     @property
     def rate(self) -> float:
         """Bytes per second; infinite if unknown.
 
-        Versions may be too small for two reports of progress. Then the rate is `AT_MOST` times the
-        rate from publish to applied, since most of that time may be spent otherwise.
+        Versions may be too small for two reports of progress. Then the rate is `RATE_RATIO` times
+        the rate from publish to applied, since most of that time may be spent on other work.
         """
-        return self.carried / self.waited if self.waited else AT_MOST * self.least or math.inf
+        return self.carried / self.waited if self.waited else RATE_RATIO * self.least or math.inf
 
     def learn(self, nbytes: int, seconds: float) -> None:
         """Record that the link carried `nbytes` bytes in `seconds`."""
@@ -143,7 +144,7 @@ class Peer:
     unresponsive_after: float = math.inf
     stuck: bool = False  # whether the worker was reported as stuck
     contested_at: float | None = None  # when another instance requested its name
-    unlike: int = 0  # reports of wrong digests that the rate limit has not charged yet
+    uncharged_digests: int = 0  # reports of wrong digests that the rate limit has not charged yet
     # models of which an apply failed half-way: no version runs
     torn: set[str] = field(default_factory=set[str])
     revision: int = 0  # the roster's revision at the worker's last change for observers
@@ -151,8 +152,8 @@ class Peer:
     key: str = ""  # the worker's public key, if the publisher has keys
     link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `PatchCandidate`
-    warm: bool = False  # whether the worker has decoded a patch since it joined
-    rekeyed: bool = False  # whether the worker lacks the current group key
+    has_decoded: bool = False  # whether the worker has decoded a patch since it joined
+    lacks_keys: bool = False  # whether the worker lacks the current group key
     ticket: str = ""  # for the next data connection, until it is redeemed
     ticket_at: float = 0.0  # when the ticket was sent
     token: str = ""  # the prefix of reports on the data connection; empty: none was assigned
@@ -167,7 +168,7 @@ class Peer:
 
     @property
     def relay(self) -> bool:
-        """True if it is a relay, which passes versions on, and for which no call waits."""
+        """True if the worker is a relay, which passes versions on, and for which no call waits."""
         return RELAY in self.hello.features
 
     # The session.
@@ -176,23 +177,21 @@ class Peer:
         """Return the known running versions that are newer than those in the latest hello.
 
         A worker repeats its hello, and an `applied` on the data connection can arrive before the
-        repetition. A hello without a version is that of a worker that runs none any more, unless
-        it was sent before the worker applied a version of this epoch. (P12)
+        repetition. A hello without a version means that the worker no longer runs one, unless the
+        hello was sent before the worker applied a version of this epoch. (P12)
         """
 
-        def late(model: str, known: Running) -> bool:
+        def is_newer(model: str, known: Running) -> bool:
             named = self.hello.models[model]
             if named is None:
                 return self.hello.epoch < known.epoch
             return (named.epoch, named.version) < (known.epoch, known.version)
 
-        return {
-            m: its for m, its in self.running.items() if m in self.hello.models and late(m, its)
-        }
+        return {m: r for m, r in self.running.items() if m in self.hello.models and is_newer(m, r)}
 
     def begin_session(self, running: dict[str, Running]) -> None:
         """Record that the worker is welcomed, and runs these versions."""
-        self.contested_at, self.unresponsive_after, self.rekeyed = None, math.inf, False
+        self.contested_at, self.unresponsive_after, self.lacks_keys = None, math.inf, False
         self.forget()
         for model in {*self.running, *running}:
             if self.running.get(model) != running.get(model):
@@ -207,7 +206,7 @@ class Peer:
         return returned
 
     def update_transports(self, *, subscribed: bool, shared: bool) -> bool:
-        """Record which transports reach the worker; return True if these are others than before."""
+        """Record which transports reach the worker; return True if these have changed."""
         before = self.subscribed, self.shared
         self.subscribed, self.shared = subscribed, shared
         return before != (subscribed, shared)
@@ -219,7 +218,7 @@ class Peer:
         self.move("closed")
 
     def lose(self, event: WorkerEvent, why: str) -> None:
-        """Mark the worker as lost by this event; `why` also says what the worker was doing."""
+        """Mark the worker as lost by this event; `why` includes what the worker was doing."""
         self.why, self.stuck = why, False
         self.move(event)
 
@@ -230,33 +229,33 @@ class Peer:
 
     def outdate_keys(self) -> None:
         """Record that the worker lacks the current group keys."""
-        self.rekeyed = True
+        self.lacks_keys = True
 
     def update_keys(self) -> None:
         """Record that the worker is sent the current group keys."""
-        self.rekeyed = False
+        self.lacks_keys = False
 
     def move(self, event: WorkerEvent) -> None:
         """Change the worker's phase as the table says for this event."""
         self.phase = WORKERS[self.phase].get(event, self.phase)
 
-    # What a relay reports.
+    # The reports of a relay.
 
     def expect_rows(self, names: Iterable[str]) -> None:
-        """Begin a relay's first report, which should name these workers."""
+        """Begin the first report of this relay, which should have rows of these workers."""
         self.unreported = {*names}
 
-    def expect_no_more(self, name: str) -> None:
-        """Record that the relay's first report names this worker."""
+    def note_row(self, name: str) -> None:
+        """Record that this relay's first report has the row of a worker."""
         self.unreported.discard(name)
 
-    def unnamed(self) -> list[str]:
-        """End a relay's first report; return the workers that it should have named."""
+    def end_first_report(self) -> list[str]:
+        """End this relay's first report; return the workers whose rows it lacks."""
         names, self.unreported = sorted(self.unreported), set()
         return names
 
     def heard_through_relay(self, at: float) -> None:
-        """Record when a relay heard the worker."""
+        """Record when a relay last heard this worker, which is behind it."""
         self.heard_at = at
 
     def runs_nothing(self, model: str) -> None:
@@ -271,7 +270,7 @@ class Peer:
         delivery = self.note(model, doing.incoming, doing.phase, doing.chunks, now)
         delivery.since, delivery.patch = now - doing.idle_ms / 1000, doing.incoming_patch
 
-    # Its versions.
+    # The worker's versions.
 
     def runs(self, model: str) -> tuple[int, int]:
         """Return (epoch, version) of a model that the worker runs; (0, 0) if it runs none."""
@@ -284,9 +283,9 @@ class Peer:
         return doing is not None and (doing.version, doing.phase) == (version, "staged")
 
     def progressed(self, report: Progress, plan: ChunkPlan | None, now: float) -> None:
-        """Record a report of progress; a report that follows another one updates the link's rate.
+        """Record a report of progress, and update the link's rate if it is not the first report.
 
-        `plan` has the chunks of the version or patch, or is None if the publisher lacks them now.
+        `plan`: the chunks of the version or patch; None: the publisher no longer has them.
         """
         doing = self.incoming.get(report.model)
         known = doing is not None and (doing.version, doing.patch) == (report.version, report.patch)
@@ -298,24 +297,24 @@ class Peer:
         doing.patch, doing.waits = report.patch, report.waits
 
     def fetches(self, model: str, version: int, patch: PatchId | None, now: float) -> None:
-        """Record that the worker fetches chunks of a patch to a version; None: of the version."""
+        """Record that the worker fetches chunks of a version, or of a patch to it."""
         self.note(model, version, "receiving", None, now).patch = patch
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
-        """Update the time to decode patches: a patch of `work` bytes took `seconds`. (D11)
+        """Record that decoding a patch took `seconds`; `work` is `OfferedPatch.work`. (D11)
 
-        The first patch is ignored: it takes much longer, since the memory for decoding is mapped
-        then.
+        The first patch is ignored: it takes much longer, since the worker then maps the memory for
+        decoding.
         """
-        warm, self.warm = self.warm, True
-        if warm and seconds > 0 and work > 0:
+        decoded_before, self.has_decoded = self.has_decoded, True
+        if decoded_before and seconds > 0 and work > 0:
             pace = seconds / work
             self.decode[classes] = (self.decode.get(classes, pace) + pace) / 2
 
     def note(
         self, model: str, version: int, phase: str, chunks: int | None, now: float
     ) -> Delivery:
-        """Return a version's delivery, updated to this phase and to `chunks` (None: unchanged)."""
+        """Update a version's delivery to this phase and number of chunks (None: as before)."""
         doing = self.incoming.get(model)
         if doing is None or (doing.version, doing.phase) != (version, phase):
             doing = self.incoming[model] = Delivery(version, phase, chunks or 0, now)
@@ -353,7 +352,7 @@ class Peer:
         self.torn.discard(model)
 
     def failed(self, failed: Failed, *, current: bool) -> None:
-        """Record that a version failed at the worker. If it is not `intact`, no version runs."""
+        """Record that a version failed at the worker; if not `intact`, no version runs there."""
         if not failed.intact:
             self.running.pop(failed.model, None)
             self.torn.add(failed.model)
@@ -367,8 +366,8 @@ class Peer:
 
     def wrong_digest(self, model: str, epoch: int, version: int) -> bool:
         """Record a report of a wrong digest; return True for the first one of this version."""
-        self.unlike += 1
-        seen, key = self.seen.unlike, (model, epoch, version)
+        self.uncharged_digests += 1
+        seen, key = self.seen.wrong_digests, (model, epoch, version)
         if key in seen:
             return False
         seen[key] = None
@@ -377,16 +376,16 @@ class Peer:
         return True
 
     def charge_wrong_digests(self) -> int:
-        """Return how many reports of wrong digests the rate limit has not charged until now."""
-        uncharged, self.unlike = self.unlike, 0
+        """Return how many wrong digests the rate limit has to charge now, and count anew."""
+        uncharged, self.uncharged_digests = self.uncharged_digests, 0
         return uncharged
 
     def forget_failures(self) -> None:
-        """Drop the failures, whose versions are numbered anew."""
+        """Drop the failures, since versions are numbered anew."""
         self.seen.failed.clear()
 
     def forget(self) -> None:
-        """Drop the worker's deliveries. It counts as subscribed once it confirms that again."""
+        """Drop the deliveries, and regard the worker as unsubscribed until its next ping."""
         self.subscribed = False
         self.incoming.clear()
 
@@ -414,22 +413,22 @@ class Roster:
         return len(self._by_name)
 
     def sessions(self) -> list[Peer]:
-        """Return the workers that have sessions here: those that are behind no relay."""
+        """Return the workers with a session here, which are those behind no relay."""
         return [peer for peer in self if not peer.through]
 
-    def behind(self, relay: str) -> list[Peer]:
-        """Return the workers that this relay, which has a session here, reports."""
+    def workers_behind(self, relay: str) -> list[Peer]:
+        """Return the workers that a relay reports. The relay has a session here."""
         return [peer for peer in self if peer.through[:1] == (relay,)]
 
-    def before(self, workers: Iterable[str]) -> list[Peer]:
-        """Return the live relays with sessions here that are before these workers."""
+    def relays_before(self, workers: Iterable[str]) -> list[Peer]:
+        """Return the live relays with a session here through which these workers are reached."""
         found = (self.by_name(name) for name in workers if self.relays)
         names = {peer.through[0] for peer in found if peer is not None and peer.through}
         relays = (self.by_name(name) for name in sorted(names))
         return [r for r in relays if r is not None and not (r.lost or r.through)]
 
     def named_behind(self, relay: Peer, workers: Iterable[str]) -> list[str]:
-        """Return those of these workers that are behind a relay, sorted."""
+        """Return, sorted, those of these workers that are behind this relay."""
         found = (self.by_name(name) for name in workers)
         return sorted(p.name for p in found if p is not None and p.through[:1] == (relay.name,))
 
@@ -453,7 +452,7 @@ class Roster:
         return [peer.name for peer in live if model in peer.hello.models]
 
     def next_revision(self) -> int:
-        """Return the revision of one more change for observers."""
+        """Count one more change for observers, and return its revision."""
         self.revision += 1
         return self.revision
 
@@ -463,11 +462,11 @@ class Roster:
         self._by_change.pop(peer.name, None)
         self._by_change[peer.name] = peer
 
-    def departed(self) -> list[Peer]:
+    def take_departed(self) -> list[Peer]:
         """Return the workers that were removed since the last call; at the first call, none.
 
-        They are the last ones, at most as many as the roster holds: a relay without a publisher
-        reports to none for as long as that lasts, while workers come and go.
+        Only as many as fit on the roster are kept, the last ones: workers may come and go for long
+        while a relay has no publisher to report to.
         """
         departed, self._departed = self._departed, deque(maxlen=WORKERS_MAX)
         return list(departed or ())
@@ -511,7 +510,9 @@ class Roster:
         Relays are among them, also those before named workers. `shared` is true if the version is
         in shared memory.
         """
-        names = None if workers is None else {*workers, *(p.name for p in self.before(workers))}
+        names = (
+            None if workers is None else {*workers, *(p.name for p in self.relays_before(workers))}
+        )
         return [
             PatchCandidate(p.running.get(model), p.link.rate, p.decode.copy())
             for p in self
@@ -522,8 +523,8 @@ class Roster:
     def targets(self, model: str, workers: Sequence[str] | None, report_by: float) -> list[Peer]:
         """Return the peers to send a version to: `workers`, or all that want the model.
 
-        Each that is live counts as unresponsive if it sends nothing until `report_by`. Workers
-        behind a relay are left out: they get the version from the relay.
+        A live peer among them counts as unresponsive if it sends nothing until `report_by`. Workers
+        behind a relay are left out, since they get the version from the relay.
         """
         if workers is None:
             known = self.sessions() if self.relays else self._by_name.values()
@@ -538,15 +539,15 @@ class Roster:
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""
     ) -> tuple[Admission, Peer | None]:
-        """Handle a hello; return (admission, worker that has the name).
+        """Handle a hello; return (admission, worker that has the name now).
 
-        The worker is admitted if it is `new`, `known` (the same instance as before) or `again`
+        The sender is admitted if it is `new`, `known` (the same instance as before) or `again`
         (another instance, after the first was lost). `contested`: the caller must ping the returned
         worker. `taken` and `full`: the caller must refuse the hello.
         """
         peer = self._by_name.get(hello.name)
         if peer is not None and peer.through and (peer.lost or peer.instance == hello.instance):
-            self.forget(peer)  # it was behind a relay, and has a session here now
+            self.forget(peer)  # the worker was behind a relay, and joins here now
             peer = None
         if peer is not None and peer.through:
             return "taken", peer
@@ -581,8 +582,8 @@ class Roster:
         self._add(peer)
         return admitted, peer
 
-    def place(self, hello: Hello, through: tuple[str, ...], now: float) -> Peer | None:
-        """Add a worker behind a relay, instead of one with its name; None if there is no room."""
+    def add_behind_relay(self, hello: Hello, through: tuple[str, ...], now: float) -> Peer | None:
+        """Add a worker behind a relay, in place of one with its name; None if there is no room."""
         before = self._by_name.get(hello.name)
         if not self._has_room(hello, before):
             return None
@@ -599,9 +600,9 @@ class Roster:
         self.touch(peer)
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
-        """True if the roster has room for a worker. Removes lost workers if that is needed.
+        """Return True if the roster has room for a worker. Remove lost workers if necessary.
 
-        `instead_of` is the worker that the new worker replaces; None: it replaces none.
+        `instead_of`: the worker that the new one replaces, if any.
         """
         count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
 
@@ -636,12 +637,13 @@ class Roster:
             p for p in self if not (p.lost or p.through) and now - p.heard_at >= self._lost_after
         ]
 
-    def gone(self, now: float, patience: float) -> list[Peer]:
-        """Return the workers whose connection has been closed for at least `patience` seconds."""
-        return [p for p in self if p.phase == "away" and now - p.closed_at >= patience]
+    def long_away(self, now: float, seconds: float) -> list[Peer]:
+        """Return the workers whose connection has been closed for at least this long."""
+        return [p for p in self if p.phase == "away" and now - p.closed_at >= seconds]
 
-    def _forget_lost(self, but: Peer | None) -> bool:
-        lost = [peer for peer in self if peer.lost and peer is not but]
+    def _forget_lost(self, except_for: Peer | None) -> bool:
+        """Remove the lost workers; return whether there were any."""
+        lost = [peer for peer in self if peer.lost and peer is not except_for]
         for peer in lost:
             self.forget(peer)
         return bool(lost)

@@ -36,7 +36,7 @@ def fetch(state: PublisherState, peer: Peer, fetch: Fetch, now: float) -> list[E
     if fetch.checksums:
         return _send_checksums(state, peer, version)
     if versions is not None:  # the worker begins this version, and so drops older versions
-        versions.left(peer.name, older_than=version.version)
+        versions.end_receiving(peer.name, older_than=version.version)
     end = fetch.version > 0 and not fetch.layout  # such a fetch requests the `end`
     return notices + describe(state, peer, version, layout=fetch.layout, end=end)
 
@@ -68,7 +68,7 @@ def _refuse_patch(peer: Peer, version: Version, number: int) -> Send:
 
 
 def _unpatched_notice(peer: Peer, version: Version, why: str) -> list[Effect]:
-    """Return a notice that a worker uses no patch, and `why`; one for each version."""  # D10
+    """Return a notice, once per version, that a worker uses no patch, and `why`."""  # D10
     if not why or not version.patches or not version.note_unpatched(peer.name):
         return []
     text = (
@@ -98,11 +98,10 @@ def _send_chunks(
 ) -> list[Effect]:
     version = chunked.target
     if _counts_as_receiving(peer, version):
-        version.read_by(peer.name)
+        version.add_receiver(peer.name)
         peer.fetches(version.model, version.version, chunked.patch, now)
-    state.store[version.model].left(peer.name, older_than=version.version)
+    state.store[version.model].end_receiving(peer.name, older_than=version.version)
     indexes: Iterable[int] = range(fetch.first, fetch.first + fetch.count)
-    # Few workers take parts: no call for the others.
     ranges = ranges_of(fetch.ranges) if fetch.ranges and chunked is version else ()
     effects = list[Effect]()
     if not chunked.chunks.whole:
@@ -115,7 +114,7 @@ def _send_chunks(
 
 
 def _send_checksums(state: PublisherState, peer: Peer, version: Version) -> list[Effect]:
-    """Send a worker the checksums of all chunks, as soon as they are known."""  # T4
+    """Send a worker the checksums of all chunks, now or once they are known."""  # T4
     version.await_checksums(peer.name)
     versions = state.store[version.model]
     lacking = version.chunks.whole and version.chunks.checksums is None
@@ -132,10 +131,10 @@ def send_checksums(state: PublisherState, version: Version) -> list[Effect]:
     return [Send(*checksums_of(version), to=peer.identity) for peer in awaiting]
 
 
-def arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
-    """Return the effects that send what newly arrived to the workers that wait for it.
+def send_arrived(state: PublisherState, version: Version, now: float) -> list[Effect]:
+    """Send new chunks of a version and its patches to the workers that wait for them.
 
-    That is chunks of the version or of its patch, and the patch's `end`.
+    Also send each `end` of a patch and the version's checksums, if they are awaited and known now.
     """
     effects: list[Effect] = []
     for chunked in (version, *version.patches):
@@ -157,7 +156,7 @@ def _live(state: PublisherState, names: Iterable[str]) -> list[Peer]:
 def unpatch(state: PublisherState, version: Version) -> list[Effect]:
     """Offer a version only whole, since its patch does not arrive or is of no use.
 
-    Workers that wait for a part of the patch are refused it at once, others when they fetch it.
+    Workers that wait for chunks of the patch get a refusal now. Others get it when they fetch.
     """
     patches = version.unpatch()
     push = state.pushes.get(patch_topic(version.model))
@@ -169,9 +168,9 @@ def unpatch(state: PublisherState, version: Version) -> list[Effect]:
 
 
 def abandon(state: PublisherState, version: Version) -> list[Effect]:
-    """Drop a version that does not arrive whole; refuse it to the workers that receive it.
+    """Drop a version that does not arrive whole, and send a refusal to the workers that receive it.
 
-    Otherwise such a worker requests it again and again, and gets neither chunks nor a refusal.
+    Otherwise such a worker would fetch again and again, and get neither chunks nor a refusal.
     """
     waiting = version.receivers | version.waits.keys() | version.end_awaiters
     state.store[version.model].abandon(version)
@@ -187,8 +186,8 @@ def describe(
     """Announce a version to one worker, followed by the `end`.
 
     A worker that reads the version in shared memory gets no `end`, unless `end` is True. The `end`
-    has the digest, so it is sent later if the digest is not known yet. `layout`: whether to add the
-    layout.
+    contains the digest, so it is sent later if the digest is not known yet. `layout`: whether the
+    announcement includes the layout.
     """
     if peer.shared and version.unstamped and not end:
         return []  # once the version is complete, `publishing.share` announces it
@@ -196,7 +195,7 @@ def describe(
     announce = announcement(version, announced_terms(state, version))
     announce = addressed(state, announce, version, peer)
     if _counts_as_receiving(peer, version) and not state.store[version.model].serves(peer):
-        version.read_by(peer.name)
+        version.add_receiver(peer.name)
     effects: list[Effect] = [Send(announce, header, to=peer.identity)]
     if not end and peer.shared and version.shared:  # S10
         return effects
@@ -210,10 +209,10 @@ def describe(
 
 
 def next_owed(state: PublisherState, relay: Peer, model: str) -> Version | None:
-    """Return the oldest version for named workers behind a relay that the relay lacks. (R8)
+    """Return the oldest version for named workers behind a relay that the relay still needs. (R8)
 
-    A relay drops a version that arrives for a newer one, so it gets one after the other. None: it
-    has all of them, or cannot take the others.
+    If a newer version is announced while one arrives, a relay drops the arriving one. So these
+    versions are announced to the relay one after another. None: the relay needs no more of them.
     """
     versions = state.store.get(model)
     failed, _ = relay.seen.failed.get(model, (0, ""))
@@ -226,23 +225,24 @@ def next_owed(state: PublisherState, relay: Peer, model: str) -> Version | None:
     return None
 
 
-def owed(state: PublisherState, relay: Peer, model: str, now: float) -> list[Effect]:
-    """Announce to a relay the next version for named workers behind it, unless that arrives. (R8)
+def announce_owed(state: PublisherState, relay: Peer, model: str, now: float) -> list[Effect]:
+    """Announce to a relay the next version that it needs for named workers behind it. (R8)
 
-    Such a worker may have come from another place since the publish.
+    Do nothing if that version is arriving there. A named worker may have moved behind the relay
+    after the publish.
     """
     version, doing = next_owed(state, relay, model), relay.incoming.get(model)
-    # a relay that drops an arriving version does not report that
-    moves = doing is not None and now - doing.since < state.timing.lost_after
-    if version is None or (doing is not None and doing.version == version.version and moves):
+    # a relay that drops an arriving version does not report this
+    progresses = doing is not None and now - doing.since < state.timing.lost_after
+    if version is None or (doing is not None and doing.version == version.version and progresses):
         return []
     return describe(state, relay, version)
 
 
 def addressed(state: PublisherState, announce: Announce, version: Version, peer: Peer) -> Announce:
-    """Return the announcement for one peer: a relay gets the workers that it is for, if any.
+    """Return the announcement for one peer. For a relay, add the names of the named workers.
 
-    Workers that are not behind the relay are named, too, as they may come there.
+    The names include workers that are not behind the relay, since these may move there.
     """
     if version.only is None or not peer.relay:
         return announce
@@ -254,7 +254,7 @@ def addressed(state: PublisherState, announce: Announce, version: Version, peer:
 def _counts_as_receiving(peer: Peer, version: Version) -> bool:
     """True if a worker that fetches a version counts as receiving it.
 
-    A worker that already runs the version does not: its report on the data connection can overtake
-    its fetch. (P19)
+    A worker that already runs the version does not count: its report on the data connection can
+    overtake its earlier fetch. (P19)
     """
     return peer.runs(version.model) < version.key

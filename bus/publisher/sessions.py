@@ -10,7 +10,7 @@ from . import calls
 from .effects import DropRevoked, Effect
 from .phases import GRACED
 from .roster import Peer
-from .serving import describe, owed
+from .serving import announce_owed, describe
 from .state import PublisherState
 from .status import is_stuck, phase_of
 from .tables import WorkerEvent
@@ -20,7 +20,7 @@ REVOKED = "this publisher does not allow the key any more: ask the owner of its 
 
 
 def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> list[Effect]:
-    """Answer a ping with a pong that contains the newest version of each wanted model."""  # P17
+    """Answer a ping with a pong that has the number of each model's newest version."""  # P17
     if peer.update_transports(subscribed=ping.subscribed, shared=ping.shared):
         state.invalidate_view()
     at = state.cut_off_at
@@ -32,14 +32,14 @@ def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> l
     )
     effects: list[Effect] = [Send(pong, to=peer.identity)]
     for model in peer.hello.models if peer.relay else ():
-        effects += owed(state, peer, model, now)
+        effects += announce_owed(state, peer, model, now)
     return effects
 
 
 def returned(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
     """Handle a message of a worker that was lost or unresponsive; a lost worker is live again."""
     keep_newest(state, peer)
-    return back(state, peer, now) if peer.lost else []
+    return resume(state, peer, now) if peer.lost else []
 
 
 def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
@@ -56,7 +56,7 @@ def latest(state: PublisherState, peer: Peer) -> dict[str, int]:
 def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
     """Return `latest` for a worker that joins (again), and keep the versions that it will fetch.
 
-    Otherwise the next publish may overwrite such a version before the fetch arrives.
+    Otherwise the next publish might overwrite such a version before the fetch arrives.
     """  # P9
     for model in peer.hello.models:
         versions = state.store.get(model)
@@ -67,11 +67,11 @@ def keep_newest(state: PublisherState, peer: Peer) -> dict[str, int]:
             continue
         version = versions.get_latest_for(peer.name)
         if version is not None and peer.runs(model) < version.key:
-            version.read_by(peer.name)
+            version.add_receiver(peer.name)
     return latest(state, peer)
 
 
-def back(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
+def resume(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
     """Handle the return of a worker: announce the undecided versions that it has to stage."""
     effects: list[Effect] = []
     if peer.lost:
@@ -91,8 +91,8 @@ def unreachable(
 ) -> list[Effect]:
     """Handle a closed connection. `ended`: how the process ended; empty: the process may run.
 
-    A worker whose process may run is away: it may reconnect, unless another instance wants its
-    name.
+    A worker whose process may still run becomes `away`, since it may reconnect. It becomes `lost`
+    if another instance has requested its name.
     """  # P18
     peer = state.roster.by_identity(identity)
     if peer is None:
@@ -112,13 +112,13 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
     effects: list[Effect] = []
     for peer in state.roster.silent(now):
         effects += lose(state, peer, now, "silent", f"silent for {span(now - peer.heard_at)}")
-    for peer in state.roster.gone(now, state.timing.gone_after):
+    for peer in state.roster.long_away(now, state.timing.gone_after):
         why = f"its connection is closed, and it made no other in {state.timing.gone_after:g} s"
         effects += lose(state, peer, now, "overdue", why)
-    there = [peer for peer in state.roster if not peer.lost]
-    effects += [_toggle_stuck(state, p, now) for p in there if p.stuck != is_stuck(state, p, now)]
-    for peer in there:
-        if now >= peer.unresponsive_after:  # P9: keep only the version that it reports to receive
+    live = [peer for peer in state.roster if not peer.lost]
+    effects += [_toggle_stuck(state, p, now) for p in live if p.stuck != is_stuck(state, p, now)]
+    for peer in live:
+        if now >= peer.unresponsive_after:  # P9: keep only the version that it reports it receives
             for versions in state.store.values():
                 incoming = peer.incoming.get(versions.model)
                 versions.receives_only(peer.name, incoming.version if incoming else 0)
@@ -128,9 +128,9 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def lose(
     state: PublisherState, peer: Peer, now: float, event: WorkerEvent, why: str
 ) -> list[Effect]:
-    """Mark a worker as lost; calls wait for it after the events in `GRACED` only.
+    """Mark a worker as lost. The event decides how long calls wait for its return (`GRACED`).
 
-    The workers behind a relay are lost with it, but may soon come back through another one. (R5)
+    The workers behind a lost relay are lost, too, but may soon return through another relay. (R5)
     """
     phases = _activity(state, peer, now)
     peer.lose(event, why + (f" while {phases}" if phases else ""))
@@ -143,7 +143,7 @@ def lose(
 def lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
     """Mark the workers behind a relay as lost."""
     effects: list[Effect] = []
-    for peer in state.roster.behind(relay.name):
+    for peer in state.roster.workers_behind(relay.name):
         if not peer.lost:
             effects += lose(state, peer, now, "silent", f"relay {relay.name} before it is gone")
             state.roster.touch(peer)
@@ -151,7 +151,7 @@ def lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
 
 
 def _toggle_stuck(state: PublisherState, peer: Peer, now: float) -> Notice:
-    """Change whether a worker counts as stuck, and return the notice of that."""
+    """Change whether a worker counts as stuck, and return a notice of the change."""
     if not peer.toggle_stuck():
         return Notice("back", f"worker {peer.name} moves again", peer.name)
     return Notice("stuck", f"worker {peer.name} is stuck: {_activity(state, peer, now)}", peer.name)
@@ -170,7 +170,7 @@ def drop_worker_state(state: PublisherState, peer: Peer) -> None:
 
 
 def leave(state: PublisherState, peer: Peer, why: str, now: float) -> list[Effect]:
-    """Remove a worker that leaves in order, for which no call waits any more."""
+    """Remove a worker that leaves, so that no call waits for it any more."""
     drop_worker_state(state, peer)
     state.roster.forget(peer)
     text = f"worker {peer.name} has left: {why}"
@@ -203,7 +203,7 @@ def revoke(state: PublisherState, now: float) -> list[Effect]:
 
 
 def rekeyed(state: PublisherState) -> list[Effect]:
-    """Ping every live worker, so that it answers, and gets the new group keys.
+    """Ping every live worker; each gets the new group keys in answer to its pong.
 
     Keys are sent only in answer to a message, since a routing id may belong to another connection
     by now.
@@ -214,9 +214,9 @@ def rekeyed(state: PublisherState) -> list[Effect]:
     return [Send(Ping(token=0), to=peer.identity) for peer in peers if not peer.lost]
 
 
-def tell_keys(state: PublisherState, peer: Peer) -> list[Effect]:
-    """Return a rekey for a worker that sent a message, if it lacks the current group keys."""
-    if not peer.rekeyed:
+def send_keys(state: PublisherState, peer: Peer) -> list[Effect]:
+    """Answer a worker's message with a `rekey`, if the worker lacks the current group keys."""
+    if not peer.lacks_keys:
         return []
     keys = state.keys(peer) if state.keys is not None else []
     peer.update_keys()

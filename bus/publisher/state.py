@@ -20,8 +20,8 @@ from .roster import Peer, Roster
 from .store import Versions
 from .version import Chunked
 
-LOOP_SECONDS = 30.0  # seconds for which a relay in a loop is refused: then it may have left it
-CHECKS_UNTIL_HINT = 6  # checks for likely mistakes until one that lasts is reported
+LOOP_SECONDS = 30.0  # seconds for which a relay in a loop is refused; it may leave the loop then
+CHECKS_UNTIL_HINT = 6  # checks for likely mistakes during `hint_after`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class EpochClaim:
-    """A later epoch than a relay's, and the latest time at which its publisher can have started."""
+    """An epoch later than a relay's, which a worker's hello named."""
 
     epoch: int
-    started_by: float
-    heard_at: float  # when a hello last named it
+    started_by: float  # the latest time at which the epoch's publisher can have started
+    heard_at: float  # when a hello last named the epoch
 
 
 class PersistentCondition:
@@ -50,18 +50,19 @@ class PersistentCondition:
         self._since: dict[str, tuple[float, set[str]]] = {}
         self._reported: set[str] = set()
 
-    def unreported(self, found: Iterable[str], most: int) -> list[str]:
-        """Return at most `most` unreported models of `found`; none after `ABSENT_MAX` reports."""
+    def unreported(self, found: Iterable[str], limit: int) -> list[str]:
+        """Return up to `limit` unreported models of `found`; none after `ABSENT_MAX` reports."""
         if len(self._reported) >= ABSENT_MAX:
             return []
-        return [model for model in found if model not in self._reported][:most]
+        return [model for model in found if model not in self._reported][:limit]
 
     def held_since(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
-        """Return (model, workers) for which the condition has been true since `since`, once each.
+        """Return each model, once, for which the condition has been true since `since`.
 
-        `found` has, by model, the workers for which the condition is true now.
+        `found`: by model, the workers for which the condition is true now. The result is a list of
+        (model, those of its workers for which the condition has been true all the time).
         """
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
@@ -92,14 +93,14 @@ class PublisherState:
         secret: Returns 32 unguessable hexadecimal digits, for a token or, with keys, a ticket.
         keys: Returns the group keys for a worker on an encrypted connection. None: published
             messages are not encrypted.
-        grants: The permissions of each key. None: there are no keys, and peers may do everything.
+        grants: The permissions of each key. None: there are no keys, and everything is permitted.
         clock: Returns the seconds since 1970, which are also sent to observers. None: unknown.
-        recorded: Returns whether an epoch is recorded for later publishers; only then may it be
-            taken. Must not block. None: any epoch may be taken.
+        recorded: Returns whether a later epoch is recorded for later publishers; only then does
+            this publisher move to it. Must not block. None: no record is needed.
         origin: Whether the publisher names its versions. False: it is a relay, which offers
             versions under the epochs and numbers that their origin gave.
         queue: The most chunks queued for one subscriber; further chunks are dropped.
-        above: Of a relay: its hello to the publisher above, by which it finds itself in reports.
+        above: A relay's own hello to the publisher above, by which it finds itself in reports.
     """
 
     epoch: int
@@ -122,7 +123,7 @@ class PublisherState:
     pushes: dict[bytes, Push] = field(init=False, default_factory=dict[bytes, Push])  # by topic
     # By model, the segment in which its first version will be, until that version is published.
     prepared: dict[str, Prepare] = field(init=False, default_factory=dict[str, Prepare])
-    # By instance, relays in a loop with this one: a text, and until when they are refused.
+    # By instance, the relays in a loop with this one: an error text, and until when to refuse them.
     _loops: dict[str, tuple[str, float]] = field(
         init=False, default_factory=dict[str, tuple[str, float]]
     )
@@ -138,7 +139,8 @@ class PublisherState:
     beacon_at: float = field(init=False, default=0.0)  # when the next beacons are due
     # Workers that left or were refused, by name, oldest first.
     absent: dict[str, Absence] = field(init=False, default_factory=dict[str, Absence])
-    # By worker, the row that had no effect since the worker is elsewhere: relay, row and time.
+    # By worker, a row that was set aside while the worker is connected elsewhere: (the relay that
+    # reported it, row, time).
     contested: dict[str, tuple[str, WorkerRow, float]] = field(
         init=False, default_factory=dict[str, tuple[str, WorkerRow, float]]
     )
@@ -158,20 +160,20 @@ class PublisherState:
         self.renewal_pause, self._first_epoch = self.timing.lost_after, self.epoch
 
     def note_loop(self, instance: str, text: str, now: float) -> None:
-        """Record that a relay is in a loop with this one: it is refused for `LOOP_SECONDS`."""
+        """Record that a relay is in a loop with this one, to refuse it for `LOOP_SECONDS`."""
         current = {i: loop for i, loop in self._loops.items() if now < loop[1]}
         self._loops = {**current, instance: (text, now + LOOP_SECONDS)}
 
     def loop_with(self, instance: str, now: float) -> str:
-        """Return the text of a loop with the relay of this instance; empty: none was found."""
+        """Return the text on a loop with the relay of this instance; empty: there is no loop."""
         text, until = self._loops.get(instance, ("", 0.0))
         return text if now < until else ""
 
     def started_ms(self) -> float:
         """Return when this publisher started, in milliseconds since 1970.
 
-        The start is the clock's present time less the publisher's age, since the clock may have
-        been set since then. Without a clock, the first epoch is returned.
+        The start is computed from the clock's present time and the publisher's age, since the clock
+        may have been set after the start. Without a clock, the first epoch is returned.
         """
         if self.clock is None or self.age is None:
             return self._first_epoch
@@ -187,15 +189,18 @@ class PublisherState:
     # Epochs and time.
 
     def renew(self, epoch: int, now: float) -> None:
-        """Take a later epoch; each doubles the pause until the next may be taken, up to a bound."""
+        """Move to a later epoch. Each move doubles the pause until the next, up to a bound."""
         if self.renewed_at > -math.inf:
             longest = RENEWAL_PAUSES * self.timing.lost_after
             self.renewal_pause = min(2 * self.renewal_pause, longest)
         self.renewed_at = now
-        self.take(epoch)
+        self.take_epoch(epoch)
 
     def note_claim(self, epoch: int, age_ms: int, now: float) -> None:
-        """Record the epoch of a refused worker, and its publisher's age, for publishers above."""
+        """Record the epoch of a refused worker, and the age of that epoch's publisher.
+
+        The relay passes this claim on to the publisher above.
+        """
         known, started = self.claim, now - age_ms / 1000
         if known is None or epoch >= known.epoch or now - known.heard_at >= self.timing.lost_after:
             same = known is not None and epoch == known.epoch
@@ -206,8 +211,8 @@ class PublisherState:
         """Record since when a relay has had no publisher above; None: it has one. (R3)"""
         self.cut_off_at = at
 
-    def take(self, epoch: int) -> None:
-        """Take a later epoch."""
+    def take_epoch(self, epoch: int) -> None:
+        """Move to a later epoch."""
         self.epoch, self.view_outdated = epoch, True
         for prepared in [*self.prepared.values()]:
             self.prepare(prepared.model, prepared.nbytes, prepared.shared)
@@ -229,7 +234,7 @@ class PublisherState:
     # The view for other threads.
 
     def invalidate_view(self) -> None:
-        """Record that the last view is outdated, since other workers are reached now."""
+        """Record that the last view is outdated."""
         self.view_outdated = True
 
     def view(self) -> PublisherView:
@@ -245,7 +250,7 @@ class PublisherState:
     # Calls, pushes and memory.
 
     def open(self, call: Publication) -> None:
-        """Add an open call, whose version is no longer prepared."""
+        """Add an open call, and drop the segment prepared for its model's first version."""
         self.calls[call.number] = call
         self.prepared.pop(call.version.model, None)
 
@@ -259,7 +264,7 @@ class PublisherState:
         self.pushes[push.topic] = push
 
     def end_push(self, topic: bytes) -> None:
-        """End the push on this topic, if there is one; workers fetch the chunks that they miss."""
+        """End the push on this topic, if there is one; workers fetch the missing chunks."""
         self.pushes.pop(topic, None)
 
     def end_pushes(self, model: str) -> None:
@@ -268,11 +273,11 @@ class PublisherState:
         self.end_push(patch_topic(model))
 
     def prepare(self, model: str, nbytes: int, shared: Shared) -> Prepare:
-        """Record the segment in which a model's first version will be; return the message of it."""
+        """Record the segment of a model's first version; return the message that announces it."""
         self.prepared[model] = Prepare(model=model, epoch=self.epoch, nbytes=nbytes, shared=shared)
         return self.prepared[model]
 
-    # Peers that are not reached.
+    # Peers that versions do not reach.
 
     def count_malformed(self) -> None:
         """Count a message that broke the protocol."""
@@ -301,14 +306,14 @@ class PublisherState:
         return True
 
     def welcomed(self, name: str) -> None:
-        """Record that a worker joins, which is not absent any more."""
+        """Record that a worker joins, so it is no longer absent."""
         self.absent.pop(name, None)
         self.view_outdated = True
 
     def contest(self, relay: str, row: WorkerRow, now: float) -> None:
-        """Keep a relay's row that has no effect as long as its worker is elsewhere.
+        """Set aside a relay's row while its worker is connected elsewhere.
 
-        Of two relays' rows about a worker, that of the relay which heard it last is kept.
+        If two relays report the worker, keep the row of the relay that heard the worker last.
         """
         by, kept, at = self.contested.get(row.name, (relay, row, now))
         if by != relay and at - kept.heard_ms / 1000 > now - row.heard_ms / 1000:
@@ -317,7 +322,7 @@ class PublisherState:
             self.contested[row.name] = relay, row, now
 
     def end_contest(self, relay: str, names: Collection[str] | None = None) -> None:
-        """Drop such rows of a relay: those of the workers `names`, or if None all."""
+        """Drop the rows of a relay that were set aside: for the workers `names`; None: for all."""
         for name in [*self.contested] if names is None else names:
             if self.contested.get(name, ("",))[0] == relay:
                 del self.contested[name]
@@ -346,5 +351,5 @@ class PublisherState:
         self.unreached_models.difference_update(models)
 
     def note_hinted(self, model: str) -> None:
-        """Record that a log line about a model has the models that workers want instead."""
+        """Record that a log line has named the models that workers want instead of this one."""
         self.hinted.add(model)

@@ -129,7 +129,7 @@ def _held(version: Version) -> HeldVersion:
 
 
 def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) -> str:
-    """Return a text: what a worker does with a version, and how long without progress."""
+    """Return a text on what a worker does with a version, and for how long without progress."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
@@ -145,7 +145,7 @@ def reason_of(failed: Failed) -> str:
 
 
 def chunks_of(state: PublisherState, model: str, incoming: Delivery) -> int:
-    """Return the number of chunks of a delivery; if its version is gone, those that arrived."""
+    """Return the number of chunks of a delivery; if the version is gone, of those that arrived."""
     versions = state.store.get(model)
     version = versions.find(incoming.version) if versions is not None else None
     coming = version.find(incoming.patch) if version is not None else None

@@ -1,9 +1,9 @@
-"""The versions that a publisher keeps: for each model, the latest version and those in use.
+"""Stores the versions that a publisher keeps: for each model, the latest version and those in use.
 
 A version is kept while it is the latest for a worker, waits for its commit, or is being received.
-All other versions are released, so that their memory can be reused. The latest version is
-reclaimable (phase `reclaimable`) while no worker receives it: the next version overwrites it, so
-one copy of a model is enough. If all copies are in use, the least needed version is evicted.
+All other versions are released, so that their memory can be reused. While no worker receives the
+latest version, its memory is reclaimable (phase `reclaimable`): the next version may overwrite it,
+so memory for one version is enough. If all memory is in use, the least needed version is evicted.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +19,7 @@ DIGESTS_KEPT = 1000  # digests of versions that are gone, to check late acknowle
 
 # The phases in which a version may be evicted for the next version, the least needed first.
 EVICTABLE: tuple[VersionPhase, ...] = ("old", "targeted")
-# The same, if the next version replaces the latest.
+# The same phases if the next version replaces the latest.
 EVICTABLE_FOR_ALL: tuple[VersionPhase, ...] = (*EVICTABLE, "reclaimable", "latest")
 
 
@@ -28,15 +28,15 @@ class Versions:
 
     Args:
         model: The model's name.
-        named_here: Whether this publisher names the versions. False: it is a relay, and a worker
-            can have versions of its epoch from elsewhere.
+        named_here: Whether this publisher numbers the versions. False: it is a relay, and its
+            workers may have versions of its epoch that it has never had.
     """
 
     def __init__(self, model: str, *, named_here: bool = True) -> None:
         self.model, self._named_here = model, named_here
         self.latest: Version | None = None  # for workers without a newer targeted version
         self.pending: Version | None = None  # the version whose commit is undecided
-        self.part: Version | None = None  # of which this publisher has some chunks, as a source
+        self.part: Version | None = None  # the version whose chunks this publisher has as a source
         self.announced_layout = ""  # the id of the layout last published on the data socket
         # by worker, the newest version that was published to named workers
         self._targeted: dict[str, Version] = {}
@@ -51,7 +51,7 @@ class Versions:
         return iter(self._versions.values())
 
     def add(self, offer: VersionOffer, epoch: int, now: float | None = None) -> Version:
-        """Make a version from an offer, with the offer's number or the next; `now`: the time.
+        """Make a version from an offer, with the offer's number or the next number.
 
         Raises:
             ValueError: The offer's number is not greater than that of the latest version.
@@ -96,7 +96,7 @@ class Versions:
             version.renew(epoch)
         return [Stamp(version) for version in self if version.shared is not None]
 
-    # Looking.
+    # Finding versions.
 
     def find(self, number: int) -> Version | None:
         """Return the version with this number, if its bytes exist. To send it, use `get`."""
@@ -111,11 +111,11 @@ class Versions:
         return version if version is not None and self.hold(version) else None
 
     def targeted(self) -> dict[str, int]:
-        """Return, by worker, the number of its targeted version that is newer than the latest."""
+        """Return, by worker, the number of a targeted version newer than the latest for all."""
         return {worker: version.version for worker, version in self._targeted.items()}
 
     def named(self) -> list[Version]:
-        """Return the targeted versions, and the pending one for named workers; the oldest first."""
+        """Return the versions for named workers, targeted or pending, the oldest first."""
         found = {*self._targeted.values()}
         if self.pending is not None and self.pending.only is not None:
             found.add(self.pending)
@@ -130,7 +130,7 @@ class Versions:
         return max(filter(_exists, known), key=lambda v: v.key, default=None)
 
     def get_latest_for(self, worker: str) -> Version | None:
-        """Return a worker's newest committed version that can be sent, not reclaimable any more."""
+        """Return a worker's newest committed version, no longer reclaimable, so it can be sent."""
         version = self.latest_for(worker)
         if version is None or self.hold(version):
             return version
@@ -147,9 +147,8 @@ class Versions:
     def serves(self, peer: Peer) -> bool:
         """True if a version is kept for a worker because the worker is receiving it.
 
-        Then no other version is kept for the worker, so that a worker that reads no chunks keeps at
-        most one version in memory. A worker that begins a later version reports or fetches that
-        version.
+        Then no other version is kept for the worker, so a worker that stops reading keeps at most
+        one version in memory. Once the worker begins a later version, it reports or fetches that.
         """
         doing = peer.incoming.get(self.model)
         version = self.find(doing.version) if doing and doing.phase == "receiving" else None
@@ -161,7 +160,7 @@ class Versions:
         return self._count > 0
 
     def had(self, number: int) -> bool:
-        """True if a version was published under this number in this epoch, as far as is known."""
+        """True if a version may have been published under this number in this epoch."""
         return self._first <= number <= self._count or not self._named_here
 
     def known_digest(self, number: int) -> str | None:
@@ -183,10 +182,10 @@ class Versions:
             return known or ""
         return known or None
 
-    # Changing.
+    # Changing versions.
 
     def settle(self, version: Version, targets: frozenset[str] | None) -> None:
-        """Make a committed version the newest: for the workers `targets`, or if None for all."""
+        """Make a committed version the newest for the workers `targets`; None: for all."""
         if self.pending is version:
             self.pending = None
         version.move("for-all" if targets is None else "for-some")
@@ -225,7 +224,7 @@ class Versions:
         self._move(version, "aborted" if version.phase == "pending" else "evicted")
 
     def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
-        """Make room for the next version: evict the least needed version of these snapshots.
+        """Make room for the next version: evict the least needed version whose snapshot fits.
 
         `replaces_latest` is true if the next version is for all, so the latest may be evicted too.
         """
@@ -234,9 +233,9 @@ class Versions:
         self._evict(phases, [v for v in self if v.snapshot in among])
 
     def limit(self) -> None:
-        """Evict the least needed of a relay's versions, until as many are left as it may keep.
+        """Evict a relay's least needed versions until it has at most `SNAPSHOTS_MAX`.
 
-        A relay has no `Pool` of memory, which would ask to `give_up` versions.
+        An original publisher's `Pool` of memory calls `give_up` instead.
         """
         self._prune()
         while len(self._versions) > SNAPSHOTS_MAX and self._evict(EVICTABLE, self):
@@ -251,8 +250,8 @@ class Versions:
         return bool(found)
 
     def forget_worker(self, worker: str) -> None:
-        """Drop the versions, chunks, `end` messages and reports that are kept for a lost worker."""
-        self.left(worker, older_than=self._count + 1)
+        """Drop all that is kept for a lost worker: versions, waits for messages, and reports."""
+        self.end_receiving(worker, older_than=self._count + 1)
         for version in self:
             version.forget_worker(worker)
 
@@ -264,34 +263,35 @@ class Versions:
         """
         for version in self._versions.values():
             if version is not latest and version.shared is not None and not version.hashing:
-                self.changed |= version.left_by(*[p.name for p in peers if p.shared])
+                self.changed |= version.remove_receivers(*[p.name for p in peers if p.shared])
 
     def receives_only(self, worker: str, only: int) -> None:
-        """Record that a worker receives no version other than the one of number `only`; 0: none."""
+        """Record that a worker receives only the version with the number `only`; 0: no version."""
         for number, version in self._versions.items():
             if number != only and worker in version.receivers:
-                self.changed |= version.left_by(worker)
+                self.changed |= version.remove_receivers(worker)
 
-    def left(self, worker: str, older_than: int) -> None:
-        """Record that a worker no longer receives any version below the number `older_than`."""
+    def end_receiving(self, worker: str, older_than: int) -> None:
+        """Record that a worker no longer receives versions with numbers below `older_than`."""
         for number, version in self._versions.items():
             if number < older_than and worker in version.receivers:
-                self.changed |= version.left_by(worker)  # only the last receiver matters
+                self.changed |= version.remove_receivers(worker)  # only the last receiver matters
 
     # Reading all of a version.
 
     def hash(self, version: Version) -> list[Effect]:
         """Start to hash all of a version, whose digest is needed; call `hold` before."""
         begun = version.begin_hashing()
-        return [Hash(version)] if begun and version.chunks.whole else []  # else as it arrives
+        # otherwise the chunks are hashed as they arrive
+        return [Hash(version)] if begun and version.chunks.whole else []
 
     def hashed(self, version: Version) -> tuple[set[str], list[tuple[str, Staged | Applied]]]:
-        """Handle the end of a version's hashing; return what `Version.end_hashing` does."""
+        """Handle the end of a version's hashing; return the result of `Version.end_hashing`."""
         self.changed = True
         return version.end_hashing()
 
     def compared(self, version: Version) -> None:
-        """Handle the end of a comparison. The compared version may be reclaimable again."""
+        """Handle the end of a comparison, after which the version may become reclaimable."""
         version.end_comparison()
         self.changed = True
 
@@ -304,8 +304,8 @@ class Versions:
             self._prune()
         self.changed = False
         freed, self._freed = self._freed, []
-        read = latest is not None and (latest.receivers or latest.hashing or latest.readers)
-        if latest is not None and latest.phase == "latest" and not read:
+        in_use = latest is not None and (latest.receivers or latest.hashing or latest.comparisons)
+        if latest is not None and latest.phase == "latest" and not in_use:
             latest.move("no-readers")
             freed.append(MakeReclaimable(latest))
         return freed
@@ -334,7 +334,7 @@ class Versions:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
         digest = version.chunks.digest
-        # otherwise workers may have it, with an unknown digest
+        # without a digest, workers may have copied the version from shared memory
         if digest or version.shared is None:
             self._digests[version.version] = digest
         while len(self._digests) > DIGESTS_KEPT:

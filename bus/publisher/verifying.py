@@ -43,20 +43,20 @@ class Comparison:
     _found: list[Difference] = field(default_factory=list[Difference])
 
     def steps(self) -> Iterator[int]:
-        """Compare in small steps; yield the bytes that each step reads. Then `answer` is set."""
+        """Compare in small steps, and set `answer` at the end; yield how many bytes a step read."""
         layout, first = self.version.layout, self.asked.first
         names = layout.sorted_names
         unlike = differing = 0
-        for name, runs in zip(islice(names, first, None), self.sums, strict=False):
-            if runs is None:
+        for name, actual in zip(islice(names, first, None), self.sums, strict=False):
+            if actual is None:
                 unlike += 1
                 continue
             spec = layout.by_name(name)
-            yield from self._summed(spec)
+            yield from self._compute_sum(spec)
             published = self.version.sums[spec.begin] if spec.nbytes else 0
-            if published != runs:
+            if published != actual:
                 differing += 1
-                self._name(Difference(name, published, runs))
+                self._list(Difference(name, published, actual))
         self.answer = Verified(
             worker=self.asked.worker,
             model=self.asked.model,
@@ -70,7 +70,7 @@ class Comparison:
             differences=self._found,
         )
 
-    def _summed(self, spec: TensorSpec) -> Iterator[int]:
+    def _compute_sum(self, spec: TensorSpec) -> Iterator[int]:
         """Compute and store a published tensor's checksum in small steps, unless it is known."""
         if not spec.nbytes or spec.begin in self.version.sums:
             return
@@ -81,7 +81,8 @@ class Comparison:
             yield end - begin
         self.version.add_sum(spec.begin, total)
 
-    def _name(self, difference: Difference) -> None:
+    def _list(self, difference: Difference) -> None:
+        """Add a difference to the answer, unless the answer is full."""
         listed = [*self._found, difference]
         if len(listed) <= DIFFERENCES_LISTED and len(msgspec.json.encode(listed)) <= PAGE_BYTES:
             self._found = listed
@@ -93,8 +94,8 @@ class _OpenCheck:
 
     asked: Verify
     observer: bytes
-    key: tuple[int, int]
-    since: float
+    key: tuple[int, int]  # (epoch, version) that the worker ran at the request
+    since: float  # the time of the request
 
 
 class Checks:
@@ -143,7 +144,7 @@ class Checks:
         return versions.find(number) if versions and epoch == self._state.epoch else None
 
     def checked(self, peer: Peer, answer: Checked) -> list[Effect]:
-        """Handle a worker's answer: start a comparison, or tell the observer why there is none."""
+        """Handle a worker's answer: start a comparison, or send the observer why there is none."""
         found, key = self._open.get(peer.name), (answer.epoch, answer.version)
         asked = found.asked if found is not None else None
         if found is None or asked is None or found.key != key:
@@ -161,7 +162,7 @@ class Checks:
         return [Compare(Comparison(version, asked, found.observer, answer.sums))]
 
     def compared(self, comparison: Comparison) -> list[Effect]:
-        """Handle the end of a comparison: send the answer, or that the version was replaced."""
+        """Handle the end of a comparison: send its answer, or an error if there is none."""
         version = comparison.version
         self._state.store[version.model].compared(version)
         if comparison.answer is not None:

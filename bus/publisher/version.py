@@ -6,8 +6,8 @@ bytes are in a snapshot that the machine never reads: effects name the chunks to
 reads the bytes.
 
 The latest version can be *reclaimable*: the next publish may overwrite it at any time.
-Before the machine sends chunks of such a version, it must take the memory back. If a publish was
-faster, the version is gone.
+Before the machine sends chunks of such a version, it must take the memory back. If a publish has
+taken the memory before, the version is gone.
 
 A version can also be sent as patches, each on a different base that workers run. A patch is cut
 into chunks, hashed, encrypted and fetched like a version.
@@ -15,7 +15,8 @@ into chunks, hashed, encrypted and fetched like a version.
 A relay offers a version from a worker's staging buffer while the version arrives: see
 `VersionOffer.received`. Each chunk can be sent once it has arrived, and the digest once it is
 verified. If the version arrives by a patch, the relay offers the patch in the same way. Workers
-verify the digest that the patch leads to, so the relay sends it before it has decoded the patch.
+verify the digest of the version that the patch leads to, so the relay sends this digest even before
+it has decoded the patch itself.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,11 +72,11 @@ class Snapshot(ChunkSource, Protocol):
         ...
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
-        """Let workers of this host read the bytes as this version; False if one is copying them."""
+        """Let workers of this host read the bytes as this version; False if one still copies."""
         ...
 
     def keep(self) -> NDArray[np.uint8] | None:
-        """Return the bytes, which stay valid until `let_go`; None if a publish took the memory."""
+        """Return the bytes, valid until `let_go`; None if a later publish took the memory."""
         ...
 
     def let_go(self) -> None:
@@ -101,7 +102,7 @@ class Segment(Protocol):
 
 
 class BytesInPlace:
-    """Bytes that are sent from the memory in which they are, without a copy.
+    """Bytes that are sent from their memory, without a copy.
 
     Args:
         data: The bytes.
@@ -145,7 +146,7 @@ class Received(BytesInPlace):
         return self.exists
 
     def make_reclaimable(self) -> None:
-        """Do nothing: the next publish uses other memory."""
+        """Do nothing, since the next publish uses other memory."""
 
     def release(self) -> None:
         """Drop the references to the bytes; the memory is free once queued chunks are sent."""
@@ -171,7 +172,7 @@ class Received(BytesInPlace):
         return self._view if self._chunks.whole else None
 
     def let_go(self) -> None:
-        """Do nothing: the bytes stay valid while they are referenced."""
+        """Do nothing, since the bytes stay valid while they are referenced."""
 
 
 CommitMode = Literal["auto", "together"]
@@ -206,7 +207,7 @@ class OfferedPatch(NamedTuple):
 
 
 class AnnouncedTerms(NamedTuple):
-    """What the announcement of a version asks of workers, until the version is committed.
+    """The terms of a version's announcement: what it requires of workers until the commit.
 
     Attributes:
         commit: Whether workers apply as soon as they are ready (`auto`), or after a `commit`.
@@ -233,7 +234,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         shared: The segment from which workers on this host read the bytes, if any.
         names: Each (epoch, version) under which the same bytes were published before.
         metadata: The publisher's metadata, as text by name.
-        keep: Whether patches on this version may follow, so that workers keep its bytes.
+        keep: Whether workers keep the version's bytes, since patches on it may follow.
         patches: Patches to this version. The first patch is pushed, the others are fetched.
         count_lost: Counts the values that did not fit the dtype. Call it once all bytes are here.
         detail: A text for the receipt.
@@ -242,8 +243,9 @@ class VersionOffer(msgspec.Struct, eq=False):
         terms: The terms of the announcement that a relay passes on.
         only: The names of the workers that the version is for; None: for all.
         sources: Where the chunks are that this publisher lacks. (N1)
-        obtain: Begins to get these chunks from there, and then calls `PublisherMachine.obtained`.
-        companions: The numbers of the versions of other models that are published as one with it.
+        obtain: Starts to get these chunks from the sources; `PublisherMachine.obtained` is called
+            as they arrive.
+        companions: By model, the numbers of the other models' versions published as one with it.
     """
 
     model: str
@@ -318,7 +320,7 @@ class VersionOffer(msgspec.Struct, eq=False):
         self.companions = companions
 
 
-Wait = tuple[float, Sequence[Range]]  # until when, and the ranges of bytes
+ChunkWait = tuple[float, Sequence[Range]]  # until when, and the ranges of bytes (empty: all)
 
 
 class Chunked:
@@ -330,14 +332,14 @@ class Chunked:
         patch: The id of the patch; None: a whole version.
         sealed, was_sealed: The encrypted chunks, and whether a chunk was ever encrypted.
         end_awaiters: Names of the workers to which `end` is sent once the digest is known.
-        waits: By worker and chunk index, the time until which the worker waits for that chunk.
+        waits: By worker and chunk index, until when the worker waits for which bytes of the chunk.
     """
 
     plan: ChunkPlan
     chunks: Chunks[object]
     snapshot: ChunkSource
     end_awaiters: set[str]
-    waits: dict[str, dict[int, Wait]]
+    waits: dict[str, dict[int, ChunkWait]]
     patch: PatchId | None = None
     sealed: SealedVersion | None = None
     was_sealed = False
@@ -355,9 +357,9 @@ class Chunked:
     def await_chunks(
         self, worker: str, indexes: Collection[int], until: float, ranges: Sequence[Range] = ()
     ) -> None:
-        """Record that a worker waits until then for chunks that have not arrived yet.
+        """Record that a worker waits for chunks that have not arrived yet, until the time `until`.
 
-        Of these chunks, the worker needs only some `ranges` of bytes, or all.
+        `ranges`: the ranges of bytes that the worker needs of these chunks; empty: all bytes.
         """
         waits = self.waits.setdefault(worker, {})
         waits.update(dict.fromkeys(indexes, (until, ranges)))
@@ -373,16 +375,16 @@ class Chunked:
         ]
 
     def await_end(self, worker: str) -> None:
-        """Record that a worker is sent the `end` once the digest is known."""
+        """Record that a worker waits for the `end`, which is sent once the digest is known."""
         self.end_awaiters.add(worker)
 
     def forget_worker(self, worker: str) -> None:
-        """Drop the chunks and the `end` that are kept for a lost worker."""
+        """Drop a lost worker's waits for chunks and the `end`."""
         self.end_awaiters.discard(worker)
         self.waits.pop(worker, None)
 
     def unseal(self) -> None:
-        """Drop the sealed chunks, whose memory the next version uses."""
+        """Drop the encrypted chunks, whose memory the next version uses."""
         self.sealed = None
 
 
@@ -397,25 +399,25 @@ class Version(Chunked):
         receivers: Names of the workers that are receiving the version.
         terms: The terms of the announcement, until the version is committed.
         only: The names of the workers that the version is for; None: for all.
-        companions: The numbers of the versions of other models that are published as one with it.
+        companions: By model, the numbers of the other models' versions published as one with it.
         shared: The segment from which workers on this host may read the version now, if any.
-        unstamped: The segment of a version that is not complete yet, if it is in one.
+        unstamped: The segment in which a version is still arriving, if it is in one.
         phase: The version's phase (`phases.py`).
         hashing: Whether all chunks are being hashed, because the digest is needed.
         checksum_awaiters: Names of the workers to which all checksums are sent once known.
-        readers: Number of running comparisons, during which the version is not reclaimable.
+        comparisons: Number of running comparisons, during which the version is not reclaimable.
         sums: CRC-32C of each tensor that was compared, by the position of the tensor's first byte.
         unchecked_reports: By worker and type, the last report, to be checked once the digest is
             known.
         unpatched: Names of the workers whose reason to use no patch was logged.
         sources: Where the chunks are that this publisher lacks, for announcements.
-        obtain: Begins to get these chunks; None: there are none, or that has begun.
+        obtain: Starts to get these chunks; None: none are lacking, or `obtain` was called.
     """
 
     def __init__(self, offer: VersionOffer, epoch: int, version: int) -> None:
         self.end_awaiters, self.waits = (
             set[str](),
-            dict[str, dict[int, Wait]](),
+            dict[str, dict[int, ChunkWait]](),
         )
         self.checksum_awaiters: set[str] = set()
         self.model, self.epoch, self.version = offer.model, epoch, version
@@ -436,7 +438,7 @@ class Version(Chunked):
         self.receivers: set[str] = set()
         self.phase: VersionPhase = "pending"
         self.hashing = False
-        self.readers = 0
+        self.comparisons = 0
         self.sums: dict[int, int] = {}
         self.unchecked_reports: dict[tuple[str, type], Staged | Applied] = {}
         self.unpatched: set[str] = set()
@@ -470,7 +472,7 @@ class Version(Chunked):
         return self.chunks.digest
 
     def move(self, event: VersionEvent) -> bool:
-        """Change the phase as the table says; return True if the version is gone thereby."""
+        """Change the phase as the table says; return True if this event made the version `gone`."""
         before = self.phase
         self.phase = VERSIONS[before].get(event, before)
         if self.phase != "gone" or before == "gone":
@@ -479,11 +481,11 @@ class Version(Chunked):
         return True
 
     def commit(self) -> None:
-        """Record that workers may apply the version: it is announced without terms."""
+        """Record that workers may apply the version: from now on it is announced without terms."""
         self.terms = NO_TERMS
 
     def share(self) -> bool:
-        """Record that the version is complete in its segment; return False if it has none."""
+        """Record that the version is complete; return False if it is in no segment."""
         self.shared, self.unstamped = self.unstamped or self.shared, None
         return self.shared is not None
 
@@ -493,17 +495,17 @@ class Version(Chunked):
 
     # Workers.
 
-    def read_by(self, worker: str) -> None:
+    def add_receiver(self, worker: str) -> None:
         """Record that a worker is receiving the version."""
         self.receivers.add(worker)
 
-    def left_by(self, *workers: str) -> bool:
+    def remove_receivers(self, *workers: str) -> bool:
         """Record that `workers` no longer receive the version; return True if no worker does."""
         self.receivers.difference_update(workers)
         return not self.receivers
 
     def begin_obtaining(self) -> "Callable[[Version], None] | None":
-        """Return what begins to get the chunks that are lacking; None: that has begun."""
+        """Return the function that starts to get the missing chunks; None if it was called."""
         obtain, self.obtain = self.obtain, None
         return obtain
 
@@ -514,18 +516,18 @@ class Version(Chunked):
         return not known
 
     def await_checksums(self, worker: str) -> None:
-        """Record that a worker is sent the checksums of all chunks once they are known."""
+        """Record that a worker waits for the checksums of all chunks."""
         self.checksum_awaiters.add(worker)
 
     def end_awaited_checksums(self) -> list[str]:
-        """Return the workers to which all checksums can be sent now, and await them no longer."""
+        """End the waits for all checksums if these are known; return the workers that waited."""
         if not self.checksum_awaiters or self.chunks.checksums is None:
             return []
         awaiters, self.checksum_awaiters = self.checksum_awaiters, set()
         return sorted(awaiters)
 
     def forget_worker(self, worker: str) -> None:
-        """Drop the chunks, each `end` and the reports that are kept for a lost worker."""
+        """Drop a lost worker's waits for messages, and its unchecked reports."""
         super().forget_worker(worker)
         self.checksum_awaiters.discard(worker)
         for patch in self.patches:
@@ -545,9 +547,9 @@ class Version(Chunked):
         return begun
 
     def end_hashing(self) -> tuple[set[str], list[tuple[str, Staged | Applied]]]:
-        """End the hashing; return the workers that await the `end`, and their reports.
+        """End the hashing; return (workers that wait for the `end`, unchecked reports).
 
-        The reports were kept until the digest is known.
+        Each report is a pair (worker, message).
         """
         awaiters, reports = self.end_awaiters, self.unchecked_reports
         self.hashing, self.end_awaiters, self.unchecked_reports = False, set(), {}
@@ -555,11 +557,11 @@ class Version(Chunked):
 
     def begin_comparison(self) -> None:
         """Record that a comparison reads the version."""
-        self.readers += 1
+        self.comparisons += 1
 
     def end_comparison(self) -> None:
         """Record that a comparison no longer reads the version."""
-        self.readers -= 1
+        self.comparisons -= 1
 
     def add_sum(self, begin: int, crc: int) -> None:
         """Keep the CRC-32C of the tensor that begins at this byte."""
@@ -576,7 +578,7 @@ class Version(Chunked):
         self.patches = ()  # the bases of patches are of the old epoch
 
     def renew(self, epoch: int) -> None:
-        """Move the version to a later epoch; keep its last names."""
+        """Move the version to a later epoch; remember its last names (epoch, version)."""
         self.names = frozenset(sorted({*self.names, self.key})[-EPOCHS_KEPT:])
         self.epoch, self.sources = epoch, ()  # the sources know the version by its first name
 
@@ -589,7 +591,7 @@ class Version(Chunked):
         return next((each for each in self.patches if each.patch == patch), None)
 
     def unpatch(self) -> tuple["VersionPatch", ...]:
-        """Offer the version only whole from now on; return the patches that there were."""
+        """Offer the version only whole from now on; return its former patches."""
         patches, self.patches = self.patches, ()
         return patches
 
@@ -615,7 +617,7 @@ class VersionPatch(Chunked):
     def __init__(self, version: Version, offered: OfferedPatch) -> None:
         self.end_awaiters, self.waits = (
             set[str](),
-            dict[str, dict[int, Wait]](),
+            dict[str, dict[int, ChunkWait]](),
         )
         encoding, self.base, data, self.classes, self.work, arriving = offered
         self.patch = self.id = PatchId(encoding, self.base.epoch, self.base.version)
@@ -637,7 +639,7 @@ class VersionPatch(Chunked):
 
     @property
     def digest(self) -> str:
-        """The version's digest; empty until it is verified, or a relay has the patch's `end`."""
+        """The version's digest; empty until it is verified or the patch's `end` arrives."""
         return self._version.digest or self.chunks.digest
 
     @property
@@ -646,7 +648,7 @@ class VersionPatch(Chunked):
         return self.end_awaiters.union(worker for worker, each in self.waits.items() if each)
 
     def end_awaited(self) -> list[str]:
-        """Return the workers to which `end` can be sent now, and await it no longer."""
+        """End the waits for the `end` if it can be sent now; return the workers that waited."""
         if not (self.end_awaiters and self.digest):
             return []
         awaiters, self.end_awaiters = self.end_awaiters, set()

@@ -199,7 +199,7 @@ def resolved(effects: Iterable[Effect]) -> Resolve:
 
 def test_a_call_waits_for_the_workers_behind_a_relay_and_not_for_the_relay() -> None:
     origin, relay, link = tree("x", "y")
-    assert origin.machine.present("a") == 2
+    assert origin.machine.count_workers("a") == 2
     assert not [e for e in origin.publishes() if isinstance(e, Resolve)]
     relay.offers(1)
     relay.applies("x", 1)
@@ -363,7 +363,7 @@ def test_a_worker_that_changes_its_relay_is_counted_once_and_late_reports_do_not
     relay.perform(relay.machine.unreachable(b"x", relay.now, "killed"))
     link.passes(REPORT_SECONDS)
     assert origin.rows()["x"][:2] == (False, ("s",)), "r has lost it, and s has it"
-    assert origin.machine.present("a") == 1
+    assert origin.machine.count_workers("a") == 1
 
 
 def test_two_processes_of_one_name_are_logged_and_the_first_one_counts() -> None:

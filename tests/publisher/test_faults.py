@@ -305,7 +305,7 @@ PLACES: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] = {
     "the tick of checks": (lambda s: s.fails(s.machine.observers.checks, "tick"), nothing),
     "who was turned away": (lambda s: s.breaks("turned_away"), nothing),
     "memory": (lambda s: s.fails(s.machine, "freed"), nothing),
-    "known": (lambda s: s.fails(s.machine, "known"), bad_says(Ping(subscribed=False))),
+    "known": (lambda s: s.fails(s.machine, "view"), bad_says(Ping(subscribed=False))),
     "a push": (lambda s: s.fails(s.machine, "push"), published(MODEL, "b")),
     "has_room": (lambda s: s.breaks("has_room"), published("b")),
     "a send": (lambda s: s.breaks("send", about=b"bad"), bad_says(Ping())),
@@ -439,13 +439,13 @@ def test_a_call_whose_answer_is_lost_fails_in_place_of_waiting_for_ever(scene: S
     version = scene.version_of(offer)
     assert version is not None
     scene.fails(sessions, "lose")
-    real = calls.arrived
+    real = calls.record_running
 
     def arrived(*given: Any) -> list[Effect]:
         real(*given)
         raise InjectedError("after it was resolved")
 
-    scene.patch.setattr(calls, "arrived", arrived)
+    scene.patch.setattr(calls, "record_running", arrived)
     for index in range(3):
         offers.hash_chunk(version, index)
     scene.fake.say("bad", Applied(model="b", epoch=7, version=1, digest=version.digest))

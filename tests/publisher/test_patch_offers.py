@@ -36,7 +36,7 @@ from weightbus.bus.protocol_limits import PUSH_CHUNKS
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import PublishTerms
-from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, PatchCandidate
+from weightbus.bus.publisher.roster import LINK_BYTES, RATE_RATIO, Link, PatchCandidate
 from weightbus.bus.publisher.state import PublisherState
 from weightbus.bus.publisher.version import OfferedPatch, Version, VersionOffer, VersionPatch
 from weightbus.bus.sealer import Sealer
@@ -350,7 +350,7 @@ def test_a_link_is_learned_from_versions_that_are_too_small_for_words_on_their_w
         made, _ = bench.publish()
         bench.now += seconds
         bench.applied("p0", made)
-        assert rate() == AT_MOST * made.layout.nbytes / took
+        assert rate() == RATE_RATIO * made.layout.nbytes / took
     base = made
     made, _ = bench.publish()
     bench.now += 1e-3

@@ -724,7 +724,7 @@ def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
 
 def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
     bench = Bench("w0", "w1", listening=False)
-    known = bench.machine.known
+    known = bench.machine.view
     assert not known().sends("a", None, shared=False), "nobody hears of it: they fetch"
     bench.say("w0", Ping(subscribed=True, shared=True))
     assert known().sends("a", None, shared=False)

@@ -35,10 +35,10 @@ def test_the_workers_that_departed_are_no_more_than_the_roster_holds(
 ) -> None:
     monkeypatch.setattr(roster, "WORKERS_MAX", 2)
     r = Roster(LOST_AFTER)
-    assert r.departed() == []
+    assert r.take_departed() == []
     for name in "w1", "w2", "w3":
         _, peer = admit(r, name, "1", 0.0)
         assert peer is not None
         r.forget(peer)
-    assert [peer.name for peer in r.departed()] == ["w2", "w3"]
-    assert r.departed() == []
+    assert [peer.name for peer in r.take_departed()] == ["w2", "w3"]
+    assert r.take_departed() == []

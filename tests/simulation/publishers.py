@@ -115,7 +115,7 @@ class Publisher:
                 recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
             )
         )
-        self.known = self.machine.known()
+        self.known = self.machine.view()
         self.listened: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
         self.bases: dict[str, Bases] = {}  # by model
@@ -186,7 +186,7 @@ class Publisher:
         for publication in self.open.values():
             late = self.sim.now - publication.deadline
             assert late < 2 * TICK, f"publish {publication.number}: {late:.1f} s past its time"
-        now = replace(self.machine.known(), malformed=self.known.malformed)  # that may lag
+        now = replace(self.machine.view(), malformed=self.known.malformed)  # that may lag
         assert self.known == now, "other threads know otherwise"
         self.pump()
         self.sim.invariants.on_roster(self.machine, self.listened, self.sim.now)
@@ -266,7 +266,7 @@ class Publisher:
         self.epochs.add(self.machine.state.epoch)  # it may have risen: recorded before it is told
         rng, now = self.sim.rng, self.sim.now
         if self.machine.state.view_outdated:
-            self.known = self.machine.known()
+            self.known = self.machine.view()
         for effect in effects:
             match effect:
                 case Hash(version):

@@ -60,7 +60,7 @@ class PublisherBelow(Publisher):
                 origin=False,
             )
         )
-        self.known = self.machine.known()
+        self.known = self.machine.view()
         self.listened, self.pools, self.bases, self.before = {}, {}, {}, {}
         self.copying, self.open, self.peers = set(), {}, {}
         self.promised, self.unreached_models = {}, {}
