@@ -1,8 +1,8 @@
 """Divides bytes into chunks of one size (the last may be smaller), and records which arrived.
 
-Workers and publishers share the record `Chunks`. A worker updates the record as chunks arrive. A
-publisher reads the record, and adds checksums. So a relay can send chunks from a worker's staging
-buffer while other chunks are still arriving.
+In a relay, the worker and the publisher share one record (`Chunks`): the worker updates the record
+as chunks arrive, and the publisher reads it and adds checksums. So a relay can send chunks from a
+staging buffer while other chunks are still arriving.
 """
 
 import weakref
@@ -54,20 +54,20 @@ class ChunkPlan:
         begin = index * self.chunk_bytes
         return begin, min(begin + self.chunk_bytes, self.nbytes)
 
-    def of(self, chunks: int) -> int:
-        """Return about how many bytes a number of chunks has."""
+    def approximate_bytes(self, chunks: int) -> int:
+        """Return about how many bytes this number of chunks has."""
         return min(chunks * self.chunk_bytes, self.nbytes)
 
 
-# The versions of a model have equal plans, so plans are cached.
+# Plans are cached, since the versions of a model have equal plans.
 plan_of = lru_cache(maxsize=64)(ChunkPlan)
 
 
 class Chunks(msgspec.Struct, Generic[M_co], eq=False):
-    """Memory that is divided into chunks, and which of the chunks have arrived.
+    """Memory that is divided into chunks, and a record of which chunks have arrived.
 
-    One thread at a time writes the record, so there is no lock: that of the worker until all bytes
-    are correct, and then that of the publisher, which adds missing checksums. References protect
+    Only one thread at a time writes the record, so there is no lock: the worker's thread until all
+    bytes are correct, then the publisher's thread, which adds missing checksums. References protect
     the memory: a publisher has a view of the memory (`lend`), and the publisher's sockets have
     slices of that view. The memory's owner may overwrite the memory once no view exists (`in_use`).
     If the owner drops its reference instead, the memory is freed together with the last view.
@@ -80,12 +80,12 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         here: The number of chunks that have a CRC-32C.
         whole: True if all bytes have arrived and are correct, even if some chunks are not hashed.
             If False, only chunks with a CRC-32C have arrived.
-        digest: The digest; empty until it is computed or verified. Of a patch that arrives: the
-            digest of the version that the patch leads to, as its `end` names it.
+        digest: The digest; empty until it is computed or verified. For a patch that a relay
+            receives: the digest that the patch's `end` names, of the version it leads to.
         view: A weak reference to the publisher's view; None: no view was made so far.
-        sums: The CRC-32C of every chunk, of those that have not arrived, too. Empty: they are known
-            only of those that have.
-        restarts: How often `clear` was called: other bytes than before may arrive since then.
+        sums: The CRC-32C of every chunk, including chunks that have not arrived. Empty: only the
+            checksums in `crcs` are known.
+        restarts: How often `clear` was called; after each call, different bytes may arrive.
     """
 
     plan: ChunkPlan
@@ -121,7 +121,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         if self.whole and self.here == len(self.crcs):
             self.put_all(cast("list[int]", self.crcs))
 
-    def know(self, sums: Sequence[int]) -> None:
+    def set_checksums(self, sums: Sequence[int]) -> None:
         """Record the CRC-32C of every chunk, before the chunks arrive."""
         self.sums = sums
 
@@ -132,7 +132,7 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
             self.digest = digest(self.layout, self.plan.chunk_bytes, crcs)
 
     def proves(self, claim: str) -> bool:
-        """True if all chunks have arrived and their digest is `claim`; if so, set `whole`."""
+        """Return True if all bytes have arrived and have the digest `claim`; if so, set `whole`."""
         crcs = cast("list[int]", self.crcs)
         if self.here == len(crcs) and digest(self.layout, self.plan.chunk_bytes, crcs) == claim:
             self.whole, self.digest = True, claim
@@ -147,8 +147,8 @@ class Chunks(msgspec.Struct, Generic[M_co], eq=False):
         """Record that all bytes have arrived and have this digest, without checksums of chunks."""
         self.whole, self.digest = True, digest
 
-    def leads_to(self, digest: str) -> None:
-        """Record the digest that the `end` of this patch names."""
+    def set_end_digest(self, digest: str) -> None:
+        """Record the digest that the `end` of this patch names, of the version it leads to."""
         self.digest = digest
 
     def clear(self) -> None:

@@ -1,9 +1,11 @@
-"""Cuts the chunks of a version to the bytes that one worker takes. (docs/protocol/parts.md)
+"""Cuts the chunks of a version to the bytes that one worker needs. (docs/protocol/parts.md)
 
-The bytes of a chunk that belong to the worker's part, its *piece*, are contiguous in the memory of
-the part. A publisher sends the piece alone, with what the worker needs to compute the checksum of
-the whole chunk from it: CRC-32C is linear, so the checksum of a chunk is the XOR of the checksums
-of two parts of the chunk, each with zeros in place of the other, and of that of only zeros.
+Such a worker receives a *part* of a model: slices of its tensors. The bytes of a chunk that belong
+to the part are the chunk's *piece*, and are contiguous in the memory of the part. The publisher
+sends the piece alone, with the checksum of the chunk's other bytes. From both, the worker computes
+the checksum of the whole chunk, since CRC-32C is linear: the checksum of a chunk is the XOR of
+three checksums, that of the chunk with zeros in place of the other bytes, that with zeros in place
+of the piece, and that of only zeros.
 """
 
 from collections.abc import Sequence
@@ -17,12 +19,13 @@ from .chunks import ChunkPlan, Memory
 from .headers import Buffer
 from .protocol_limits import RANGES_MAX
 
-NUMBERS = 4  # of a range: begin, length, stride, times
-INTERVALS_MAX = 2**16  # of one piece; finer pieces take longer to cut than the chunk to send
+NUMBERS = 4  # numbers of a range: begin, length, stride, times
+# Intervals of one piece. To cut a piece with more takes longer than to send the whole chunk.
+INTERVALS_MAX = 2**16
 
 
 class Cut:
-    """How the chunks of the versions of one layout are cut for a worker that takes a part.
+    """Cuts the chunks of versions with one layout for a worker that receives a part.
 
     Args:
         part: The part.
@@ -42,14 +45,18 @@ class Cut:
         self.unneeded = frozenset(index for index, size in enumerate(sizes) if not size)
 
     def put(self, memory: Memory, index: int, chunk: Memory) -> None:
-        """Copy the piece of a chunk to its place in the memory of the part."""
+        """Copy a chunk's piece to its offset in the memory of the part."""
         begin, end = self._starts[index : index + 2]
         gather(chunk, self._part.within(*self._plan.span(index)), memory[begin:end])
 
     def put_piece(
         self, memory: Memory, index: int, payload: Buffer, crc: int, rest: int
     ) -> int | None:
-        """Copy an intact piece to its place; return the CRC-32C of its chunk, or None."""  # T3
+        """Copy a piece to its offset in the memory, and return its chunk's CRC-32C.  (T3)
+
+        Return None, and copy nothing, if the piece is damaged. `crc`: the CRC-32C of the piece.
+        `rest`: that of its chunk with zeros in place of the piece.
+        """
         begin, end = self._starts[index : index + 2]
         if len(payload) != end - begin or crc32c(payload) != crc:
             return None
@@ -61,9 +68,9 @@ class Cut:
         return crc32c(chunk.data) ^ rest ^ _crc_of_zeros(high - low)
 
     def requests(self, first: int, count: int) -> list[tuple[int, int, list[int]]]:
-        """Return how to fetch some chunks: (first, count, `ranges` of the fetch) of each message.
+        """Return the fetches for some chunks: (first, count, `ranges`) of each message.
 
-        Chunks of which all bytes are needed, or too many ranges, are fetched whole.
+        A chunk is fetched whole if all of its bytes are needed, or too many ranges of them.
         """
         found = list[tuple[int, int, list[int]]]()
         for index in range(first, first + count):
@@ -80,7 +87,7 @@ class Cut:
         return found
 
     def _numbers(self, first: int, last: int) -> list[int]:
-        """Return the numbers of the ranges that the chunks from `first` to `last` have."""
+        """Return the `ranges` of a fetch of the chunks from `first` to `last`."""
         begin, end = self._plan.span(first)[0], self._plan.span(last)[1]
         ranges = self._part.within(begin, end)
         return [n for each in ranges for n in (begin + each.begin, *each[1:])]
@@ -92,7 +99,7 @@ def _crc_of_zeros(nbytes: int) -> int:
 
 
 def piece_of(chunk: Buffer, begin: int, ranges: Sequence[Range]) -> tuple[Memory, int, int] | None:
-    """Return the bytes of a chunk that a worker needs, their CRC-32C, and that of the rest.
+    """Return the bytes of a chunk that a worker needs, and two checksums.
 
     Args:
         chunk: The bytes of the chunk.
@@ -115,7 +122,7 @@ def piece_of(chunk: Buffer, begin: int, ranges: Sequence[Range]) -> tuple[Memory
 
 
 def ranges_of(numbers: Sequence[int]) -> Sequence[Range]:
-    """Return the `ranges` of a fetch; none if they are not valid."""  # T2
+    """Decode the `ranges` of a fetch; return none if they are not valid."""  # T2
     if len(numbers) % NUMBERS:
         return ()
     ranges = [Range(*numbers[at : at + NUMBERS]) for at in range(0, len(numbers), NUMBERS)]

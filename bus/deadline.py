@@ -1,4 +1,4 @@
-"""Deadlines: for work in steps, and for an answer from the publisher's thread."""
+"""Limits how long work in steps, and the wait for the publisher's thread, may take."""
 
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -9,11 +9,11 @@ from .errors import ClosedError, DeadlineError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-ANSWER_SECONDS = 5.0  # seconds, after a call's deadline, for the thread to answer
+ANSWER_SECONDS = 5.0  # seconds that the thread has to answer after a call's deadline
 
 
 class Deadline:
-    """A time limit, with the text of the error that is raised after the limit.
+    """A time limit, and the text of the error that is raised after the limit.
 
     Args:
         at: The limit, as a time of the monotonic clock; infinity: no limit.

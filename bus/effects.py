@@ -1,6 +1,7 @@
-"""The effects that a state machine returns, which a shell or the simulation carries out.
+"""Defines the effects that a state machine returns, and a shell (or the simulation) carries out.
 
-Effects that only publishers have are in `publisher/effects.py`.
+A machine has no sockets and no threads; the shell is the loop around it (`bus/net/`). The effects
+that only publishers have are in `publisher/effects.py`.
 """
 
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ from .structs import Message
 class Send(msgspec.Struct, frozen=True):
     """Send a message: from a publisher to one worker, or from a worker to its publisher.
 
-    `to`: the worker's routing id, at a publisher. `upstream`: send on the data connection if
-    possible; the report is repeated on the control channel. (W34)
+    Attributes:
+        to: At a publisher: the routing id of the worker.
+        upstream: At a worker: whether to send this report on the data connection, if possible. The
+            worker repeats the report on the control channel. (W34)
     """
 
     message: Message
@@ -36,10 +39,10 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """Connect to a data endpoint instead of the previous data connection.
+    """Replace the data connection with one to this endpoint.
 
-    A ticket is valid for one connection, so each further connection needs a new ticket. An empty
-    ticket: none is needed.
+    A ticket is valid for one connection, so each further connection needs a new ticket. Empty: no
+    ticket is needed.
     """
 
     endpoint: str
@@ -47,10 +50,10 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Redial(msgspec.Struct, frozen=True):
-    """Reconnect both sockets, as the present connections may be dead.
+    """Reconnect both sockets, since the present connections may be dead.
 
-    `at`: the index of the control address. `pause`: seconds until it is dialled. Without `same`,
-    the data connection only ends, since the publisher is another one.
+    `at`: the index of the control address. `pause`: seconds to wait before. If not `same`, the
+    publisher may be a different one, so the data connection is closed and not opened again.
     """
 
     at: int = 0
@@ -59,7 +62,10 @@ class Redial(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Find out whether a publisher answers at a control address; answered by `Probed`."""
+    """Find out whether a publisher answers at the control address with this index.
+
+    The shell answers with `Probed`.
+    """
 
     at: int
 
@@ -114,7 +120,7 @@ class Prefault(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Hand over a staged version that may be applied; `others`: its companions, at once."""
+    """Hand over a staged version that may be applied, at once with its companions (`others`)."""
 
     staged: StagedVersion
     others: tuple[StagedVersion, ...] = ()
@@ -146,7 +152,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Report that the publisher refuses this worker, which keeps trying to join."""
+    """Report that the publisher refuses this worker; the worker keeps trying to join."""
 
     code: str
     text: str

@@ -1,15 +1,16 @@
 """Decides which of two publishers started later, even if their clocks disagree.
 
-Epochs order publishers by their start. A publisher's first epoch is wall-clock time, which may be
-wrong. But a duration that one host measures is right. So a publisher sends workers its age, and a
-worker sends other publishers the present age of the publisher whose weights it runs. A publisher
-that is younger than this age started later, whatever the clocks say, and may take a later epoch.
-Both ages are measured before they are sent, so a delay can only weaken the proof.
+Epochs order publishers by their start. A publisher's first epoch is the wall-clock time of its
+start, which may be wrong. But a duration that one host measures is right. So a publisher sends
+workers its age, and a worker sends other publishers the present age of the publisher whose weights
+it runs. A publisher that is younger than this age started later, even if its clock differs, and may
+move to a later epoch. Each age is measured before it is sent, so a delay only makes a publisher
+look younger than it is, which is less proof.
 
-An outdated publisher cannot take a later epoch in this way, since it is older.
+An outdated publisher cannot move to a later epoch in this way, since it is older.
 
-A worker may send any value. So a hello can raise an epoch only as far as wrong clocks can explain,
-and less and less often.
+A worker may send any value. So a hello can raise an epoch only by as much as wrong clocks can
+explain, and each time only after a longer pause.
 """
 
 import math
@@ -30,7 +31,7 @@ class Ages:
             int, float
         ] = {}  # by epoch, the latest possible time of its publisher's start
 
-    def heard(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
+    def record(self, epoch: int, age_ms: int, applied: int, now: float) -> None:
         """Record the age of an epoch's publisher.
 
         `applied` is the epoch of the version that the worker runs; older epochs are forgotten.
@@ -45,20 +46,19 @@ class Ages:
 
 
 def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | None:
-    """Return the epoch that a publisher may take to exceed a hello's epoch; None if it may not.
+    """Return the later epoch to which a hello allows a publisher to move; None: it allows none.
 
     The new epoch is the hello's epoch plus the proven time between the starts of the two
-    publishers: the epoch that the other publisher's clock would have given. So two successors of
-    one publisher are in order.
+    publishers. This is the epoch that the other publisher's clock would have given, so two
+    successors of one publisher are in order.
 
     The new epoch is at most `EPOCH_LEAP_MAX_MS` after this publisher's start by its own clock,
     since clocks are not more wrong than that. At this bound successors are still in order, since a
-    later start has a later bound. So a successor can always take a later epoch, and hellos cannot
-    prevent that.
+    later start has a later bound. So no hello can prevent a successor from a later epoch.
 
     Args:
         hello: The hello of a worker that runs weights of a later epoch than the publisher's.
-        age: Seconds since the publisher started; None: its user chose the epoch, which is final.
+        age: Seconds since the publisher started; None: its user chose the epoch, so it is final.
         started_ms: When the publisher started, by its own clock, in milliseconds since 1970.
     """
     if age is None:
@@ -70,7 +70,7 @@ def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | Non
 
 
 def contradiction(hello: Hello) -> str:
-    """Return an error text if a hello contradicts itself; otherwise an empty string."""
+    """Return an error text if a hello contradicts itself; else an empty string."""
     for model, running in hello.models.items():
         if running is not None and running.epoch > hello.epoch:
             return (

@@ -11,7 +11,7 @@ WeightBusError
     PublishError                a publish did not meet its requirement; has the receipt
     RefusedError                the publisher does not serve this worker
     ApplyError                  a version could not be applied; the previous one still runs
-        TornError               an apply failed half-way: no version runs until one is applied
+        TornError               an apply failed half-way; no version runs until the next is applied
     ClosedError                 the publisher or subscriber was closed
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .receipt import Receipt, Receipts
 
 
-# Codes of errors that say that disk, memory or descriptors are exhausted, perhaps temporarily.
+# The `errno` of errors that mean that disk, memory or descriptors are exhausted.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FRAMES_SHOWN = 5  # innermost frames of a traceback that a report contains
@@ -89,8 +89,8 @@ class PublishError(WeightBusError):
 
     Attributes:
         receipt: The receipt: what every worker did with the version, and when.
-        receipts: Of `publish_many`: the receipts of all models, of which `receipt` is the first.
-            None: of other calls.
+        receipts: After `publish_many`: the receipts of all models, of which `receipt` is the first.
+            After other calls: None.
     """
 
     __module__ = "weightbus"
@@ -146,7 +146,7 @@ def not_applied(
 ) -> ApplyError:
     """Return the error for a version that could not be applied because of `cause`.
 
-    `intact` is true if the model still has the previous version, and false if it has parts of two.
+    `intact`: True if the model still has the previous version; False if it has parts of both.
     """
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"
@@ -178,7 +178,7 @@ def rejected(model: str, epoch: int, version: int, code: str, text: str) -> Appl
 def summary_of(error: BaseException) -> str:
     """Return an error's type and text, with the error's innermost frames in the user's code.
 
-    The text is for readers in another process, who have no traceback. The innermost frame is last.
+    The text is for another process, where there is no traceback. The innermost frame is last.
     """
     frames = [
         f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
@@ -195,7 +195,7 @@ def on_one_line(error: BaseException) -> str:
 
 
 class ClosedError(WeightBusError):
-    """The publisher or subscriber was closed, or one of its threads failed: see the cause."""
+    """The publisher or subscriber was closed, or one of its threads failed (`__cause__`)."""
 
     __module__ = "weightbus"
 

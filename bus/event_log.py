@@ -9,8 +9,8 @@ from .token_bucket import Rate, TokenBucket
 EVERY_SECONDS = 10.0  # seconds between two warnings of one kind
 
 KIND_RATE = Rate(256, 8)  # log lines on one kind of event
-WORKER_RATE = Rate(64, 1)  # log lines on one worker: a quarter, so that other workers have room
-WORKER_BUCKETS_MAX = 1024  # workers with a bucket; for others only the kind's bucket counts
+WORKER_RATE = Rate(64, 1)  # log lines on one worker; a quarter of a kind's, to leave some to others
+WORKER_BUCKETS_MAX = 1024  # workers with a bucket; further workers only use the kind's bucket
 
 
 class EventLog:
@@ -20,8 +20,8 @@ class EventLog:
     that one worker causes cannot hide other kinds of events, or events of other workers.
 
     Args:
-        log: The log to write to. The attribute `weightbus` of each record has the kind and the
-            worker, for structured logs.
+        log: The log to write to. For structured logs, the attribute `weightbus` of each record has
+            the kind and the worker.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -31,7 +31,7 @@ class EventLog:
         self._suppressed = RateLimitedWarning(log, "too many events to log each, such as: %s")
 
     def write(self, notice: Notice, now: float) -> None:
-        """Log an event, escaped to one line; if a bucket is empty, only count the event."""
+        """Log an event as one escaped line; if a bucket is empty, only count the event."""
         level = logging.WARNING if notice.warning else logging.INFO
         if not self._log.isEnabledFor(level):
             return
@@ -46,7 +46,7 @@ class EventLog:
             self._suppressed.warn(line, now)
 
     def _bucket_of(self, worker: str, now: float) -> TokenBucket | None:
-        """Return a worker's bucket; None if `WORKER_BUCKETS_MAX` other workers have used theirs."""
+        """Return a worker's bucket; None if too many other workers have a bucket in use."""
         found = self._workers.get(worker)
         if found is None and len(self._workers) >= WORKER_BUCKETS_MAX:
             buckets = self._workers.items()
@@ -57,7 +57,7 @@ class EventLog:
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once in `EVERY_SECONDS`, with a count of the others.
+    """A warning that is logged at most once in `EVERY_SECONDS`, with a count of suppressed ones.
 
     Args:
         log: The log to write to.
@@ -70,7 +70,7 @@ class RateLimitedWarning:
         self._suppressed = 0
 
     def warn(self, reason: object, now: float, cause: BaseException | None = None) -> None:
-        """Log the warning, with the traceback of `cause` if given; if it is too early, count it."""
+        """Log the warning, with the traceback of `cause`, if any; if it is too early, count it."""
         if now < self._next_at:
             self._suppressed += 1
             return

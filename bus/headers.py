@@ -1,4 +1,4 @@
-"""Headers of messages, encoded and decoded; topics.
+"""Encodes and decodes the headers of messages, and names the topics of a model.
 
     on PUB       [topic] [header] [payload]...
     on ROUTER    [identity] [header] [payload]...
@@ -30,14 +30,14 @@ _CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
 _M = TypeVar("_M", bound=Message)
 
 
-class Number(msgspec.Struct, frozen=True):
+class _ProtocolNumber(msgspec.Struct, frozen=True):
     """A header of which only the protocol number is decoded."""
 
     wbp: int = 0
 
 
 _ENCODER = msgspec.json.Encoder()
-_NUMBER: msgspec.json.Decoder[Number] = msgspec.json.Decoder(Number)
+_NUMBER: msgspec.json.Decoder[_ProtocolNumber] = msgspec.json.Decoder(_ProtocolNumber)
 _FROM_WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 _FROM_PUBLISHER: msgspec.json.Decoder[PublisherMessage] = msgspec.json.Decoder(PublisherMessage)
 
@@ -50,7 +50,7 @@ def encode(message: Message) -> bytes:
 def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
-    """Decode a message from its frames (no topic); return the message and the payload frames.
+    """Decode a message from its frames, without the topic; return (message, payload frames).
 
     Raises:
         ProtocolError: The frames break the protocol.
@@ -121,6 +121,7 @@ def patch_topic(model: str) -> bytes:
 
 @lru_cache(maxsize=2 * MODELS_MAX)
 def topics_of(model: str) -> tuple[bytes, ...]:
+    """Return all topics of a model."""
     return control_topic(model), data_topic(model), patch_topic(model)
 
 

@@ -1,7 +1,7 @@
-"""A lease: memory that is lent to the receiver of one payload, which fills it piece by piece.
+"""Defines a lease: the right of a socket to receive one payload into memory of a version.
 
-The owner of the memory may end the lease at any time. Once the memory is full, the receiver hands
-the lease to the machine instead of the payload.
+The socket fills the memory piece by piece. The owner of the memory may end the lease at any time.
+Once the memory is full, the socket hands the lease to the machine instead of the payload.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from .headers import Buffer
 from .messages import PublisherMessage
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing."""
 
 
@@ -22,7 +22,7 @@ class Lease:
     Args:
         view: The memory, as large as the payload.
         message: The message that the payload belongs to, if any.
-        on_cancel: Called if the payload will never be complete, or is not wanted any more.
+        on_cancel: Called if the payload will never be complete, or is no longer wanted.
         hashed: Whether to compute `crc`.
         opening: Decrypts a sealed payload in place; None: the payload is not encrypted.
     """
@@ -31,19 +31,19 @@ class Lease:
         self,
         view: memoryview,
         message: PublisherMessage | None = None,
-        on_cancel: Callable[[], object] = _nothing,
+        on_cancel: Callable[[], object] = _do_nothing,
         *,
         hashed: bool = True,
         opening: Opening | None = None,
     ) -> None:
         self.view, self.message = view, message
-        self.live = True  # False once the lease has ended: the memory may be used otherwise
+        self.live = True  # False once the lease has ended, so the memory may be used otherwise
         self.count = 0  # bytes received
         self.crc = 0  # CRC-32C of the received bytes, computed while they are in the cache
         self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def received(self, count: int) -> None:
-        """Decrypt and hash the next `count` received bytes of `view`."""
+        """Decrypt and hash the next `count` bytes, which were received into `view`."""
         begin, self.count = self.count, self.count + count
         if self._opening is not None:
             self._opening.decrypt_next(self.view[begin : self.count], self.view[begin : self.count])
@@ -51,7 +51,7 @@ class Lease:
             self.crc = crc32c(self.view[begin : self.count], self.crc)
 
     def end(self, crc: int | None = None) -> bool:
-        """End the lease; return True if the payload is complete and its CRC-32C or tag matches."""
+        """End the lease; return True if the payload is complete and its `crc` or tag matches."""
         self.live = False
         if self.count != len(self.view):
             return False
@@ -63,7 +63,7 @@ class Lease:
         return self.view if self.live else b""
 
     def cancel(self) -> None:
-        """End the lease and call `on_cancel`: the payload will not be complete or is not wanted."""
+        """End the lease and call `on_cancel`, unless the lease has ended already."""
         if self.live:
             self.live = False
             self._on_cancel()

@@ -1,45 +1,45 @@
-"""The limits that the protocol leaves to each side, each with its reason; intervals and timeouts.
+"""Sets the limits that each side may choose for itself, and the intervals and timeouts.
 
 A peer may send anything. These limits, and those of `protocol_limits.py`, bound the memory and time
-that a peer can cost. `docs/LIMITS.md` repeats the numbers; `tests/protocol/test_limits.py` checks
-their relations.
+that a peer can cost. `docs/LIMITS.md` repeats the numbers. `tests/protocol/test_limits.py` checks
+how they relate to each other.
 """
 
 from .protocol_limits import MODELS_MAX
 from .token_bucket import Rate
 
 DESCRIPTORS_RESERVED = 32  # descriptors for other files and closing connections
-CROWDED_SECONDS = 60.0  # seconds for which rejected connections are reported
-WORKERS_MAX = 2**14  # workers of one publisher, those behind relays included: peers can add so many
+REJECTIONS_SECONDS = 60.0  # seconds for which rejected connections are reported
+WORKERS_MAX = 2**14  # workers of one publisher, including those behind relays
 KEYS_MAX = WORKERS_MAX  # public keys that a publisher allows: one for each worker
-STRANGER_SECONDS = 1.5  # seconds that a data connection may exist without a ticket
+STRANGER_SECONDS = 1.5  # seconds for which a data connection may exist without a ticket
 ROSTER_MODELS_MAX = 40_000  # models of all workers: a name and a digest take up to 0.6 kB
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # the topic of the longest model id
-TOPICS_MAX = 4 * MODELS_MAX  # topics of one subscriber: more than a worker of all models needs
+TOPICS_MAX = 4 * MODELS_MAX  # topics of one subscriber: more than a worker with all models needs
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of the largest version that a worker accepts by default
 
 # Rate limits of peers: a burst, and units per second. A flood above these rates must not slow down
 # other peers: rejecting a message costs a few microseconds, a whole flood about a tenth of a core.
-# A worker of all models subscribes to 128 topics at once: two for each model. A worker that cannot
-# keep up unsubscribes and subscribes again for each version that it fetches.
+# A worker with `MODELS_MAX` models subscribes to 128 topics at once, two for each model. A worker
+# that cannot keep up unsubscribes and subscribes again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, including answers to pings
 # ZMTP commands on one connection, and empty messages on a control connection. A publisher sends a
 # ZMTP ping every few seconds, and a worker sends none. More commands would keep a thread busy with
 # answers.
 COMMANDS = Rate(64, 16)
-UNREAD_BYTES_MAX = 2**16  # bytes of such answers, queued for a peer that does not read them
-ACCEPT_SECONDS = 1.0  # before another attempt when no descriptor is left for a connection
+UNREAD_BYTES_MAX = 2**16  # bytes of queued answers to commands, for a peer that does not read
+ACCEPT_SECONDS = 1.0  # seconds before another attempt to accept, if no descriptor was free
 # Unread bytes on a worker's control connection, beyond the bytes that the worker has requested:
 # announcements and other unrequested messages that arrive while the worker is busy.
 UNASKED_BYTES_MAX = 2**22
-# Cost units from one connection, per second, or per ping interval if that is shorter. A worker
+# Units that one connection may use, per second or per ping interval, whichever is shorter. A worker
 # sends at most four hellos a second, of four units each, and a ping.
 CONTROL_RATE = Rate(64, 32)
-# Messages of all connections whose worker is not known yet.
+# Messages of all connections without a known worker.
 UNKNOWN_PEER_RATE = Rate(1024, 256)
 PARTIAL_BYTES_MAX = 2**24  # bytes of unfinished messages of all control connections
 # Control connections that have sent no message: some 3 kB each, and at most a quarter of the
-# descriptors. A further connection replaces the oldest of the host that has the most of them.
+# descriptors. A further one replaces the oldest one of the host that has the most of them.
 UNPROVEN_MAX = 512
 HANDSHAKE_SECONDS = 5  # seconds for four round trips, with retransmissions
 COPIES_BYTES_MAX = 2**25  # bytes of all copies of half-sent messages, for peers that do not read
@@ -48,32 +48,33 @@ CONNECT_RATE = Rate(16, 8)
 HOSTS_MAX = 1024  # hosts with a bucket for new connections
 ACCEPTS = Rate(512, 200)  # new data connections; a worker without one fetches meanwhile
 
-# Bytes of a layout that a worker always accepts: some 10,000 tensors. A larger layout must not
-# exceed its data by more than this, nor a fraction of `bytes_max`, since parsing and storing a
-# layout takes many times its bytes.
+# Bytes of a layout that a worker always accepts: some 10,000 tensors. A larger layout must exceed
+# neither its data by more than this, nor `bytes_max` divided by `LAYOUT_MEMORY`, since parsing and
+# storing a layout takes many times its bytes.
 LAYOUT_BYTES_GUARANTEED = 2**20
 LAYOUT_MEMORY = 16
-# Tensors of a model whose names the worker does not know in advance: two seconds of work, in which
-# the worker does not answer. The largest models, with a tensor for each expert, have half as many.
+# Tensors of a model of which the worker does not know the tensors' names in advance. So many take
+# two seconds, in which the worker does not answer. The largest models, with a tensor for each
+# expert, have half as many.
 TENSORS_UNKNOWN_MAX = 2**18
 EPOCHS_KEPT = 8  # epochs for which a worker remembers the publisher's age
 ABSENT_MAX = 64  # remembered workers that left or are refused: as many as a person reads
-ABSENT_SECONDS = 60.0  # between two log lines about the same refused worker
-OBSERVER_SECONDS = 3.0  # seconds without a request, until an observer no longer counts
-LOOKED_SECONDS = 60.0  # seconds without a request, until changes are no longer recorded
+ABSENT_SECONDS = 60.0  # seconds between two log lines about the same refused worker
+OBSERVER_SECONDS = 3.0  # seconds without a request until an observer no longer counts
+RECORDING_SECONDS = 60.0  # seconds without a request until changes are no longer recorded
 # Rows sent to all observers: a burst with all workers, then less than a twentieth of a core.
 ROWS = Rate(16_384, 4096)
 PAGES_MAX = 2  # pages in one answer: some ten milliseconds of the publisher's thread
-CHECK_BYTES = 2**27  # bytes of weights in one `checked` message: some 10 ms
+CHECK_BYTES = 2**27  # bytes of weights that one `checked` covers: some 10 ms
 CHECKS = Rate(8, 4)  # `checked` messages of a worker: under a tenth of a core for most tensors
-UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are not logged again: one per model
+UNLIKE_KEPT = MODELS_MAX  # wrong digests of a worker that are remembered, to log each only once
 VERSIONS_TIMED = 4096  # versions of a model whose publish time is kept
 EVENTS_MAX = WORKERS_MAX  # events queued for one callback: one of each worker
-CALLS_MAX = 256  # open calls of publish of a model: each acknowledgement visits them all
-SNAPSHOTS_MAX = 3  # most copies of a model at a publisher, while older versions are in use
+CALLS_MAX = 256  # open calls of publish for a model; each acknowledgement visits them all
+SNAPSHOTS_MAX = 3  # copies of a model at a publisher, while older versions are in use
 APPLY_SECONDS = 60  # seconds for the user's code to apply a version, by default
 APPLY_SECONDS_MAX = 86_400  # the greatest value that the user can set: a day
-# greatest `hint_after`: hints are logged within 5 s, however large `lost_after` is
+# the greatest `hint_after`, so that hints are logged within 5 s even if `lost_after` is large
 HINT_SECONDS = 3.0
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
@@ -110,7 +111,7 @@ class Timing:
         self.ping = ping  # seconds between two pings, beacons, or repetitions of a report
         self.lost_after = lost_after  # seconds without a message until the other side is lost
         self.gone_after = 2 * ping  # seconds for a worker to reconnect after a close
-        # seconds without a control message until the worker reconnects
+        # seconds without a control message until a worker reconnects
         self.deaf_after = 6 * lost_after
         self.stuck_after = lost_after  # time without progress, after which a live worker is stuck
         self.hello_retry = min(ping, 0.25)  # seconds between two hellos without an answer

@@ -1,8 +1,8 @@
-"""Decodes the messages of observers and publishers: the roster's changes, in pages.
+"""Decodes the messages between observers and publishers, with the roster's changes in pages.
 
 An observer is not a worker. An observer sends `observe` repeatedly, and each answer has the changes
-since the previous answer: rows of models, rows of workers, and events. A page fits a header. Times
-are sent as ages in milliseconds, so that clocks need not agree.
+since the previous answer: rows of models, rows of workers, and events. A page fits into a header.
+Times are sent as ages in milliseconds, so that clocks need not agree.
 
     observer              publisher              worker
     verify(worker) ──────> check ───────────────> sums its present weights
@@ -30,7 +30,7 @@ from .messages import (
 )
 from .protocol_limits import HEADER_BYTES_MAX
 
-PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # bytes of rows: the rest is for other fields
+PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # bytes of rows in a header, which has other fields too
 
 Row = ModelRow | WorkerRow | Happened
 
@@ -50,7 +50,7 @@ def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
     return decode(_TO_PUBLISHER, frames)[0]
 
 
-# Decodes messages to a worker like `headers.from_publisher`, and also `check`.
+# Decodes messages to a worker, like `headers.from_publisher`, but including `check`.
 to_worker = partial(decode, _TO_WORKER)
 
 

@@ -1,4 +1,4 @@
-"""The receipt of a publish: what each worker did with the version, and when."""
+"""Defines the receipt of a publish: what each worker did with the version, and when."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 from .units import span
 
 State = Literal["applied", "staged", "failed", "lost", "behind", "skipped", "left"]
-# The state of a worker that takes several models is the first of these that it has for one.
+# A worker may have different states for several models. Its common state is the first of these.
 LEAST_DONE: tuple[State, ...] = (
     "failed",
     "left",
@@ -27,12 +27,12 @@ class WorkerReceipt:
         name: The worker's name.
         state: `applied` (the worker runs the version), `staged` (it has verified the version),
             `failed` (it will not run the version; `detail` has the reason), `lost` (it died or
-            became silent), `left` (it left in order, and no longer counts as one of "all"),
+            became silent), `left` (it has left, and no longer counts as one of "all"),
             `behind` (it is not done; `detail` says what it is doing), `skipped` (it runs a newer
             version).
         seconds: Seconds from the call of publish to this state; None while `behind`.
-        detail: Text for people on the state, or empty. If `applied`, the text says which values are
-            beyond the range of the worker's dtype.
+        detail: A text that explains the state, or empty. If `applied`, the text says which values
+            are beyond the range of the worker's dtype.
         encoding: How the version was received, from the publisher or a relay: `raw` (whole) or
             `delta-1` (as a patch on the worker's previous version). Empty: unknown, a part, or read
             from shared memory.
@@ -77,8 +77,8 @@ class Receipt:
             host.
         workers: The receipt of each worker that the publish was for, by name.
         metadata: The version's metadata, as text by name.
-        detail: Text for people on values that did not fit the dtype in which they were published;
-            empty if all did.
+        detail: A text on values that did not fit the dtype in which they were published; empty if
+            all values did.
     """
 
     __module__ = "weightbus.types"
@@ -111,9 +111,9 @@ class Receipts(Mapping[str, Receipt]):
         receipts: The receipts.
 
     Attributes:
-        workers: By name, the state of each worker with all models that it takes. It is `applied`
-            once it runs all of these versions (or newer ones); otherwise it is the state of the
-            model with which the worker is least far.
+        workers: By name, the common state of each worker for all models that it wants. It is
+            `applied` if the worker runs all of these versions (or newer ones). Otherwise it is the
+            least advanced of the states for single models.
     """
 
     __module__ = "weightbus.types"

@@ -1,7 +1,7 @@
 """Encrypts ("seals") a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
-The versions in shared memory are not encrypted, since workers of this host copy from there. The
-encrypted bytes of a version are in separate memory of the same size, from when the version's first
+Versions in shared memory are not encrypted, since workers of this host copy them. The encrypted
+bytes of a version are in separate memory of the same size, from the time when the version's first
 chunk is sent until the version is released.
 """
 
@@ -68,10 +68,10 @@ class SealedVersion:
         group: The group key, from which the version's own key derives.
         subject: The names and sizes of the version or patch, which go into that key.
         buffer: Memory for the encrypted bytes, as large as the unencrypted bytes.
-        crcs: The CRC-32C of each chunk that was encrypted under this group key, by index; it
+        crcs: By index, the CRC-32C of each chunk that was encrypted under this group key. This dict
             outlives this object, whose buffer another version may need.
         again: Whether chunks of the version were encrypted before, perhaps under another key. If
-            so, each chunk is checked to have the same bytes as then.
+            so, each chunk is checked to have the same bytes as before.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class SealedVersion:
         """Return a chunk's authentication tag in hexadecimal digits, and its encrypted bytes.
 
         The first call for a chunk encrypts and hashes it. A nonce must never be used for two
-        plaintexts, so a chunk that has changed is not sent: neither one that a trainer wrote to,
-        nor one that a relay has received again, with other bytes.
+        plaintexts, so a chunk that has changed is not sent. It may have changed because a trainer
+        wrote to it, or because a relay received it again with different bytes.
 
         Raises:
             AssertionError: The chunk has changed, so the publisher must not send this version.
@@ -113,13 +113,13 @@ class SealedVersion:
         if any(each not in (None, crc) for each in (known, before)):  # E3
             raise _changed(version, index)
         self._crcs[index] = crc
-        if known is None and version.chunks.whole:  # else the receiving worker writes the record
+        if known is None and version.chunks.whole:  # else the relay's worker records checksums
             version.chunks.put(index, crc)
         self._chunks[index] = tag.hex(), buffer
         return self._chunks[index]
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
-        """True if the chunks were sealed under this group key and the version's present epoch."""
+        """True if these chunks were sealed under this group key and the version's current epoch."""
         return self.group is group and self.subject.epoch == version.target.epoch
 
 
@@ -137,7 +137,7 @@ class Sealer:
     """Encrypts the data and messages of one publisher.
 
     Args:
-        draw: Returns 32 random bytes for a group key, which cannot be guessed.
+        draw: Returns 32 unguessable bytes for a group key.
         take: Returns memory for encrypted bytes; called with the model and the number of bytes.
         life: Seconds after which a group key is replaced; None: it is never replaced.
         now: The present time in seconds.
@@ -155,15 +155,14 @@ class Sealer:
     ) -> None:
         ciphers()  # raises an error if there are none
         self._draw, self._take, self._life = draw, take, life
-        # Versions and patches with chunks sealed under the group key, and the chunks' CRC-32Cs.
+        # By version or patch, the CRC-32Cs of the chunks that were sealed under the group key.
         self._sealed_versions = weakref.WeakKeyDictionary[Sealable, dict[int, int]]()
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
         """Replace the group key; workers without the new key cannot decrypt later versions.
 
-        All encrypted chunks are dropped, so that chunks in send queues that the old key decrypts
-        are not sent.
+        All chunks that were encrypted under the old key are dropped, also from send queues.
         """  # E6
         for version in self._sealed_versions:
             version.sealed = None
@@ -173,7 +172,7 @@ class Sealer:
         self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # by model, the last sealed one
 
     def due(self, now: float) -> bool:
-        """True if the group key is `life` seconds old, and so is to be replaced."""
+        """True if the group key is at least `life` seconds old, so it should be replaced."""
         return self._life is not None and now - self._since >= self._life
 
     @property
@@ -182,21 +181,22 @@ class Sealer:
         return [self._group.key.hex()]
 
     def reserve(self, model: str, nbytes: int) -> None:
-        """Allocate memory for `nbytes` encrypted bytes of a model before the memory is needed.
+        """Allocate memory for `nbytes` encrypted bytes of a model before a version needs it.
 
         Raises:
             MemoryError: There is not enough memory.
         """
         try:
             self._take_buffer(model, nbytes, None)
-        except SealInUseError:  # temporary: workers that need a chunk meanwhile fetch it again
+        except (
+            SealInUseError
+        ):  # temporary: workers that lack a chunk fetch it until there is memory
             return
 
     def _take_buffer(self, model: str, nbytes: int, of: Sealable | None) -> NDArray[np.uint8]:
-        """Return memory for a version; if all is in use, take that of the oldest other version.
+        """Return memory for the version `of`; if all is in use, that of the oldest other version.
 
-        If memory was taken, the other version's chunks are encrypted again when a worker fetches
-        them.
+        The other version's chunks are encrypted again when a worker fetches them.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -254,14 +254,16 @@ class Sealer:
             return np.empty(nbytes, np.uint8)
         return self._take_buffer(version.target.model, nbytes, version)
 
-    def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
-        """Return the announcement of a version whose only chunk, `chunk`, is sent along."""
+    def add_tag(self, announce: Announce, chunk: SealedChunk) -> Announce:
+        """Return the announcement of a version whose only chunk is sent in the same message."""
         return msgspec.structs.replace(
             announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
         )
 
-    def addressed(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return message and payload as sent to one worker, on an encrypted connection."""
+    def seal_for_worker(
+        self, message: Message, payload: Buffer | None
+    ) -> tuple[Message, Buffer | None]:
+        """Return message and payload in the form for one worker, on an encrypted connection."""
         if not isinstance(message, Announce) or message.tag is not None:
             return message, payload
         tag = None
@@ -271,6 +273,7 @@ class Sealer:
         return msgspec.structs.replace(message, encryption=AES_256_GCM, key=key, tag=tag), payload
 
     def _layout(self, announce: Announce, header: Buffer) -> tuple[bytes, str]:
+        """Encrypt a layout (`header`) once per version; return (encrypted bytes, tag)."""
         last = self._layouts.get(announce.model)
         subject = subject_of(announce)
         if last is not None and last[0] == subject:
@@ -281,9 +284,11 @@ class Sealer:
         self._layouts[announce.model] = subject, bytes(sealed), tag.hex()
         return bytes(sealed), tag.hex()
 
-    def published(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
-        """Return message and payload as published to all workers, on unencrypted connections."""
-        message, payload = self.addressed(message, payload)
+    def seal_for_all(
+        self, message: Message, payload: Buffer | None
+    ) -> tuple[Message, Buffer | None]:
+        """Return message and payload in the form for all workers, on unencrypted connections."""
+        message, payload = self.seal_for_worker(message, payload)
         if not isinstance(message, Announce | End | Beacon):
             return message, payload  # a sealed chunk
         self._count += 1
@@ -292,12 +297,12 @@ class Sealer:
 
 
 def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
-    """Return the encoding, and the base's (epoch, version); None: of a whole version. (D12)"""
+    """Return (encoding, (epoch, version) of the base) of a patch; None: a whole version. (D12)"""
     return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
 
 
 def subject_of(announce: Announce, patch: Patch | None = None) -> Subject:
-    """Return the subject from which the key of an announced version, or of its patch, derives."""
+    """Return the subject of an announced version or its patch, from which the key is derived."""
     encoding, base = _encoding_of(patch)
     return Subject(
         announce.model,

@@ -11,8 +11,8 @@ SCARCE = (errno.EMFILE, errno.ENFILE)  # the process, or the host, has no descri
 class Spare:
     """A file descriptor that is closed for a moment so that another file can be opened.
 
-    This class is not thread-safe. Another thread may take the freed descriptor: if so, callers try
-    again later, and meanwhile do work that needs no descriptor.
+    This class is not thread-safe. Another thread may take the freed descriptor. Then callers do
+    work that needs no descriptor, and try again later.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class Spare:
         self._take()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._descriptor >= 0:  # at the interpreter's exit `os` itself may be gone
-            close(self._descriptor)
+        if self._descriptor >= 0:
+            close(self._descriptor)  # not `os.close`: `os` may be gone when the interpreter ends
 
     @contextmanager
     def released(self) -> Generator[None]:
-        """Release the descriptor while a `with` block runs, which can open and close one file."""
+        """Release the descriptor during a `with` block, which can open and close one file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Versions at a worker: in shared memory, being copied or decoded, or staged to be applied."""
+"""Records of a worker's versions: staged ones, and the copying, decoding or fetching of others."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +20,7 @@ class StaleError(Exception):
 
 
 class OverwrittenError(StaleError):
-    """The segment changed during a copy: the copy is unusable, and the publisher at fault."""
+    """The segment changed during a copy, so the copy is unusable. This is a publisher's defect."""
 
 
 class SharedMemory(Protocol):
@@ -33,7 +33,7 @@ class SharedMemory(Protocol):
 
     @property
     def note(self) -> bytes:
-        """Where a device's memory has a second copy of the bytes; only zeros: there is none."""
+        """The location of a second copy of the bytes on a device; only zeros: there is none."""
         ...
 
     def reading(
@@ -53,19 +53,19 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         model, key: The model's name, and (epoch, version), by which versions are ordered.
-        layout: Name, dtype, shape and position of each tensor; of a part, those of the slices.
+        layout: Name, dtype, shape and position of each tensor, or of each slice of a part.
         data: The data section, `layout.nbytes` bytes; valid until the version is applied or
             dropped.
         digest: The digest; empty on the shared-memory transport, where the bytes are not hashed.
-        say_staged: Whether to report to the publisher that the version is staged.
+        report_staged: Whether to report to the publisher that the version is staged.
         shared: The segment that `data` is in; None: `data` is in a staging buffer.
         hash_chunks: On the shared-memory transport, the bytes of each chunk to hash; 0: do not
             hash.
         patch: The patch that was received; None: the whole version was received.
         decode_us: Microseconds that it took to decode the patch.
         metadata: The publisher's metadata, as text by name.
-        companions: The numbers of the versions of other models that are published as one with it.
-        others: Ready versions that are applied at once with this one, or not at all.
+        companions: By model, the numbers of the other models' versions published as one with it.
+        others: Versions that must be applied at once with this one.
     """
 
     model: str
@@ -73,7 +73,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
     layout: Layout
     data: NDArray[np.uint8]
     digest: str
-    say_staged: bool = False
+    report_staged: bool = False
     shared: SharedMemory | None = None
     hash_chunks: int = 0
     patch: PatchId | None = None
@@ -94,7 +94,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def note(self) -> bytes:
-        """Where a device has a second copy of the bytes; empty or only zeros: there is none."""
+        """The location of a second copy of the bytes on a device; empty or zeros: there is none."""
         return b"" if self.shared is None else self.shared.note
 
     def reading(self, *, second: bool = False) -> AbstractContextManager[None]:
@@ -116,7 +116,7 @@ class StagedVersion(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Base:
-    """The bytes of the running version, which patches change into a newer version.
+    """The bytes of the running version, as a base for patches to newer versions.
 
     Attributes:
         running: The running version.
@@ -137,7 +137,7 @@ class Base:
         self.users += 1
 
     def release(self) -> None:
-        """Record that a patch on this base needs the bytes no longer."""
+        """Record that one patch on this base no longer needs the bytes."""
         self.users -= 1
 
     def rename(self, running: Running) -> None:
@@ -151,10 +151,9 @@ class Patching:
 
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
-        base: The running version that the patch changes; its bytes stay until the decoding has
-            ended.
+        base: The running version that the patch builds on; its bytes stay until the decoding ends.
         patch: The bytes of the patch.
-        buffer: The memory for the decoded version. Meanwhile nothing else uses this memory.
+        buffer: The memory for the decoded version, which nothing else uses during the decoding.
         digest: The version's digest.
         live: False once the version is no longer wanted: stop soon.
     """
@@ -179,9 +178,9 @@ class Copying:
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
         memory: The segment to copy from.
-        buffer: The memory for the copy. Meanwhile nothing else uses this memory.
+        buffer: The memory for the copy, which nothing else uses during the copying.
         plan: The version's chunks.
-        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
+        cut: How the chunks are cut, if the worker receives a part; None: it receives all.
         live: False once the version is no longer wanted: stop soon.
         count: The number of chunks that are copied already.
     """
@@ -206,10 +205,10 @@ class SourceFetch:
 
     Attributes:
         announce: The announcement of the version.
-        sources: Address and chunk indexes of each source. No chunk is at two of them.
-        buffer: The memory for the version. Meanwhile nothing else writes these chunks there.
+        sources: (address, chunk indexes) of each source. Each chunk is fetched from one source.
+        buffer: The memory for the version. Nothing else writes these chunks there.
         plan: The version's chunks.
-        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
+        cut: How the chunks are cut, if the worker receives a part; None: it receives all.
         live: False once the version is no longer wanted: stop soon.
         complete: Whether all of these chunks have arrived.
     """
@@ -232,7 +231,7 @@ class SourceFetch:
 
 
 def indexes_of(source: Source, plan: ChunkPlan) -> list[int]:
-    """Return the chunks of a version that a source has, each once, and none that is not there."""
+    """Return the valid indexes of a version's chunks that a source has, each once."""
     has = np.zeros(plan.count, np.bool_)  # ranges may overlap
     for first, count in zip(source.chunks[::2], source.chunks[1::2], strict=False):
         has[first : first + count] = True

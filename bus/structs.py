@@ -1,4 +1,4 @@
-"""What the messages are built on: the base of all, and that of structs with texts for people."""
+"""Base classes of the messages, and of structs with texts that are shown to people."""
 
 from functools import cache
 from typing import cast
@@ -25,8 +25,8 @@ class SanitizedText(msgspec.Struct, frozen=True):
         for name, most in _text_fields(type(self)):
             text: str = getattr(self, name)
             if not text.isprintable() or len(text) > most:
-                lines = text.replace(":\n", ": ").replace("\n", "; ")  # a list of differences
-                msgspec.structs.force_setattr(self, name, printable(lines, most))
+                line = text.replace(":\n", ": ").replace("\n", "; ")  # as of a list of differences
+                msgspec.structs.force_setattr(self, name, printable(line, most))
 
 
 @cache

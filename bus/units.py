@@ -1,4 +1,4 @@
-"""Formats durations for people; the web page's script has the same function."""
+"""Formats durations for people. The dashboard's page has the same function in JavaScript."""
 
 
 def span(seconds: float) -> str:

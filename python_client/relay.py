@@ -356,9 +356,9 @@ class _Passed:
         """Return the bytes that have arrived since the last call."""
         patch, plan, before = self.patch, self.chunks.plan, self.counted
         if patch is None:
-            here = plan.nbytes if self.chunks.whole else plan.of(self.chunks.here)
+            here = plan.nbytes if self.chunks.whole else plan.approximate_bytes(self.chunks.here)
         else:  # the version is decoded
-            here, self._of_patch = 0, patch.plan.of(patch.here)
+            here, self._of_patch = 0, patch.plan.approximate_bytes(patch.here)
         # damaged chunks arrive twice, and count once
         self.counted = max(before, self._of_patch + here)
         return self.counted - before

@@ -1,11 +1,11 @@
-"""Private memory in whole pages: allocated, touched ahead of use, and exchanged without a copy.
+"""Provides private memory in whole pages, prefaults it, and exchanges its contents without a copy.
 
-Theory of operation: `mremap` moves pages within a process, and writes only their page tables. That
+Theory of operation: `mremap` moves pages within a process by writing only their page tables. This
 takes 0.6 ms for a GiB if whole tables (2 MiB) move. Three moves, through a spare mapping, exchange
-the contents of two places. No move unmaps its source (MREMAP_DONTUNMAP), since another thread's
-mapping could take the hole. A failed move may leave a hole for a moment, which is filled
-immediately. If another thread was quicker, the process aborts. If only the spare mapping is lost,
-the process continues, and moves no pages any more.
+the contents of two arrays. No move unmaps its source (MREMAP_DONTUNMAP), since another thread could
+map other memory into the hole. A failed move may leave a hole for a moment, which is filled
+immediately. If another thread has mapped memory there first, the process aborts. If only the spare
+mapping is lost, the process continues without exchanges.
 """
 
 import mmap
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ...codecs import native
 
-Check = Callable[[], None]  # called between steps; the steps end if this raises
+Check = Callable[[], None]  # called between steps; ends them if it raises
 
-TABLE_BYTES = 2**21  # bytes in one page table, whose pages move together if aligned
+TABLE_BYTES = 2**21  # bytes that one page table maps; they move together if aligned
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 STEP_BYTES = 2**26  # bytes allocated at a time, in much less than 0.1 s
 
@@ -48,8 +48,8 @@ def memory_of(
 ) -> NDArray[np.uint8]:
     """Return zeroed bytes that share no page with other memory.
 
-    `touched`: the kernel allocates the pages now. `check` is called between the steps of that, and
-    may raise.
+    `touched`: whether the kernel allocates the pages now. Between the steps of this allocation,
+    `check` is called, which may raise.
 
     numpy does not allocate this memory, since numpy requests huge pages. If memory is fragmented,
     the kernel takes half a second to make huge pages for 200 MiB, and they make no copy faster.
@@ -77,7 +77,7 @@ def address_of(memory: NDArray[np.uint8]) -> int:
 
 
 def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
-    """Return the mapping that contains an array; None if the mapping is not a `Pages`."""
+    """Return the mapping that contains an array; None if that is not a `Pages`."""
     base: Any = memory
     while isinstance(base, np.ndarray):
         base = base.base
@@ -101,7 +101,7 @@ def has_pages_of_its_own(memory: NDArray[np.uint8]) -> bool:
 
 
 _EXCHANGING = threading.Lock()
-# A child that is forked during an exchange would have a model in the spare mapping.
+# A child that was forked during an exchange might have a part of a model in the spare mapping.
 os.register_at_fork(
     before=_EXCHANGING.acquire,
     after_in_parent=_EXCHANGING.release,
@@ -134,7 +134,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
 
 
 def populate(memory: mmap.mmap, check: Check) -> None:
-    """Make the kernel allocate all pages of a new mapping, which would cost more at first use."""
+    """Make the kernel allocate all pages of a new mapping, since this costs more at first use."""
     for begin in range(0, len(memory), STEP_BYTES):
         length = min(STEP_BYTES, len(memory) - begin)
         try:
@@ -145,7 +145,7 @@ def populate(memory: mmap.mmap, check: Check) -> None:
 
 
 def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
-    """Return memory of this size, and a generator whose steps allocate its pages.
+    """Return memory of this size, and a generator whose steps allocate the memory's pages.
 
     Raises:
         MemoryError: There is not enough memory.
@@ -155,7 +155,7 @@ def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
 
 
 def _touching(pages: Pages | None) -> Generator[None]:
-    """Make the kernel allocate all pages, in steps; bytes written meanwhile are kept."""
+    """Make the kernel allocate all pages, in steps. Bytes that are written meanwhile stay."""
     if pages is None:  # an empty array
         return
     for begin in range(0, len(pages), STEP_BYTES):

@@ -3,25 +3,25 @@
 A publisher's snapshots are in a `memfd`: memory with a file descriptor but no name. A worker of the
 same user opens this file read-only, as `/proc/<pid>/fd/<fd>`. A worker that finds the announced
 token in this file is on the publisher's host. No cleanup is needed: the kernel frees the memory
-when the last process that maps the file has ended, in whatever way.
+when the last process that maps the file has ended, even if it was killed.
 
     0       8       24      32        40       48              4096
     ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
     │ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
     └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
-                      u64     u64       u64 (all little-endian): of the model's id
+                      u64     u64       u64: of the model's id (all little-endian)
 
 There may be a second copy of the data section in the memory of a CUDA device. Then a note at offset
-256 contains the location of that copy (`codecs/device_memory.py`), and a second stamp at 512, of
-the same form as the first, names the version of that copy. Until a worker requests the bytes in the
-segment, only the second copy is made, and only the second stamp is set.
+256 contains the location of that copy (`codecs/device_memory.py`). A second stamp at offset 512,
+with the same layout as the first stamp, names the version of that copy. Until a worker requests the
+bytes in the segment, only the second copy is made, and only the second stamp is set.
 
 No torn read is possible: the publisher fills a segment under an exclusive `flock`, a worker copies
 under a shared `flock`, and neither waits for the other. A segment that a worker has locked is not
 overwritten, even if the worker is stopped in the middle of its copy. The kernel releases the lock
 of a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
-segment is being filled. A worker that finds another stamp than announced is too late, and fetches
-the latest version.
+segment is being filled. A worker that finds another stamp than the announced one is too late, and
+fetches the latest version.
 """
 
 import errno
@@ -57,13 +57,13 @@ MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section is page-aligned
 MODEL_BYTES = 128  # the most bytes of a model's id
 STAMP_END = 48 + MODEL_BYTES
-NOTE_BEGIN, NOTE_BYTES = 256, 96  # the location of a second copy
+NOTE_BEGIN, NOTE_BYTES = 256, 96  # the note with the location of a second copy
 SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # the stamp of that copy
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
-TOUCH_BYTES = 2**26  # bytes touched in one call; other threads run in between
+TOUCH_BYTES = 2**26  # bytes touched in one step, after which other threads can run
 # From 3.13 on, Python need not duplicate the descriptor of a mapping.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each in a few blocks
+VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models with a few blocks each
 
 
 class Segment:
@@ -95,14 +95,14 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
-        self._noted = False
-        self._fd = fd  # from now on, `__del__` closes it, and only once: the number may be reused
+        self._has_note = False
+        self._fd = fd  # `__del__` closes it, only once, since the number may be reused
         self.token = secrets.token_hex(16)
         self._memory[:24] = MAGIC + bytes.fromhex(self.token)
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
 
     def claim(self) -> bool:
-        """Lock the segment, to fill it; return False if a worker is copying from it."""
+        """Lock the segment and clear its stamps, to fill it; return False if a worker copies."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # S3
         except BlockingIOError:
@@ -112,22 +112,22 @@ class Segment:
         return True
 
     def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
-        """Stamp the filled segment (if `late`, only its second copy), and unlock it."""
+        """Stamp the filled segment, and unlock it. `late`: stamp only its second copy."""
         stamp = stamp_of(model, epoch, version)
-        if self._noted:
+        if self._has_note:
             self._memory[SECOND_BEGIN:SECOND_END] = stamp  # S12
         if not late:
             self._memory[24:STAMP_END] = stamp  # S3
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
-        """Stamp a segment whose late bytes have arrived. Workers read no bytes before the stamp."""
+        """Stamp a segment into which the bytes were copied after `release(late=True)`."""
         # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
     def note(self, note: bytes) -> None:
         """Set the location of a second copy; empty: there is none. The segment must be locked."""
-        self._noted = bool(note)  # S12
+        self._has_note = bool(note)  # S12
         self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
     @property
@@ -139,7 +139,7 @@ class Segment:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            close(fd)  # at the interpreter's end `os` itself may be gone
+            close(fd)  # not `os.close`: `os` may be gone when the interpreter ends
 
 
 class StampedMemory(ABC):
@@ -263,7 +263,7 @@ class MappedSegment(StampedMemory):
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            close(fd)  # at the interpreter's end `os` itself may be gone
+            close(fd)  # not `os.close`: `os` may be gone when the interpreter ends
 
 
 class MappedSegments:

@@ -1,7 +1,7 @@
-"""The buffers of a relay: segments, from which workers on the relay's host copy whole versions.
+"""Allocates a relay's buffers: segments, from which workers on its host copy whole versions.
 
-A worker fills a buffer while a version arrives. So the segment is locked, and has no stamp, from
-the moment when a version is given the buffer (`SharedBuffers.claim`) until the version is whole
+The relay fills a buffer while a version arrives. So the segment is locked and has no stamp from the
+time when the version gets the buffer (`SharedBuffers.claim`) until the version is whole
 (`Segment.release`). A buffer that another process is copying from cannot be claimed.
 """
 
@@ -19,7 +19,7 @@ Memory = NDArray[np.uint8]
 
 
 class _Data(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The data section of a segment, which exists as long as this array.
+    """The data section of a segment. The array keeps the segment alive.
 
     Attributes:
         segment: The segment.
@@ -35,7 +35,7 @@ class SharedBuffers:
         self._usable = weakref.WeakSet[Segment]()
 
     def allocate(self, nbytes: int) -> Memory:
-        """Return memory of this size, claimed; private memory if there is no shared memory.
+        """Return a claimed buffer of this size, in private memory if there is no shared memory.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -54,13 +54,13 @@ class SharedBuffers:
     def claim(self, memory: Memory) -> bool:
         """Lock a buffer and clear its stamp; return False if it must not be overwritten now.
 
-        A worker may be copying from it, or it may be retired.
+        This is so while a worker copies from the buffer, and after `retire`.
         """
         segment = self.segment_of(memory)
         return segment is None or (segment in self._usable and segment.claim())
 
     def retire(self) -> None:
-        """Write no more versions to existing buffers: processes that map them must not read more.
+        """Write no later version to existing buffers, so that processes that map them read none.
 
         Any thread may call this. A version that is arriving now is still readable.
         """

@@ -1,7 +1,8 @@
-"""The memory into which a publisher snapshots a model, reused from version to version.
+"""Manages the memory into which a publisher copies each version of a model (a snapshot).
 
-Theory of operation: a block of memory holds the snapshot of one version at a time, and is always in
-one of five states. Only `Snapshot.state` decides which; all other code reads this property.
+Theory of operation: a block of memory is reused from version to version. It holds the snapshot of
+one version at a time, and is always in one of five states. Only `Snapshot.state` computes the
+state; all other code reads this property.
 
     state        owner                                ends by                  then
     free         the pool                             `Pool.take`              held
@@ -10,28 +11,28 @@ one of five states. Only `Snapshot.state` decides which; all other code reads th
     reclaimable  no thread: the first that calls      `take_back` (machine)    held
                                                       `reclaim` (next publish) draining
     draining     sockets that still send from it      the last one finishes    free
-    kept         a reader, such as the disk           `let_go`                 as without a reader
+    kept         keepers, such as the disk's writer   the last `let_go`        as without keepers
 
-Three facts make the state, all under the pool's lock: the snapshot's phase (`PHASES`), which says
-whether the bytes belong to a version; the number of keepers; and a weak reference, which says
-whether a socket still has a view of the bytes. A keeper does not prevent the owner's next step:
-while a block is kept, the phase of its snapshot may change. The table does not show workers on this
-host. Such a worker may still copy from a block that is free here, and holds a file lock meanwhile:
-`MemoryBlock.claim` returns False if that lock is held.
+Three facts determine the state, all under the pool's lock: the snapshot's phase (`PHASES`), which
+says whether the bytes belong to a version; the number of keepers; and a weak reference, which says
+whether a socket still has a view of the bytes. While a block is kept, the phase of its snapshot may
+change. The table does not show workers on this host: such a worker may still copy from a block that
+is free here. It holds a file lock meanwhile, and `MemoryBlock.claim` returns False while that lock
+is held.
 
 The publisher's machine records a phase of each version (`publisher/phases.py`). Only
-`Snapshot.take_back` connects that phase with the state of a block: a version whose memory was
-reclaimed is *overwritten*.
+`Snapshot.take_back` connects that phase with the state of a block: if it returns False, the block
+was reclaimed, and the version is *overwritten*.
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
-thread. Only if the maximum number of blocks is in use, `take` asks the machine to give up a
-snapshot, and waits until its block is free.
+thread. Only if the maximum number of blocks is in use, `take` asks the machine to evict a version,
+and waits until that version's block is free.
 
-In a steady state one block is enough: when every worker has the version in it, the next version
-overwrites it. If a worker is still receiving the old version, the next version goes into another
-block. There are at most three blocks, not counting those that are kept. Messages queued in sockets
-refer to a snapshot weakly, and sockets copy the rest of a partly sent message once its snapshot is
-released: so each block can be reclaimed soon.
+In a steady state one block is enough: once every worker has its version, the next version
+overwrites the block. If a worker is still receiving the old version, the next version goes into
+another block. There are at most three blocks, not counting those that are kept. Messages queued in
+sockets refer to a snapshot weakly, and a socket copies the unsent part of a partly sent message
+once its snapshot is released. So each block can be reclaimed soon.
 """
 
 import logging
@@ -65,14 +66,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.publisher")
 
 NEVER = Deadline(math.inf, "")
-PATIENCE = 1.0  # seconds for sockets to release a snapshot, or the machine to give one up
+PATIENCE = 1.0  # seconds to wait until sockets release a snapshot or the machine evicts one
 REUSE_PATIENCE = 0.05  # seconds to wait for the latest version's block before another is used
-# seconds in which a device must transfer bytes; a GiB takes some hundredths
+# deadline for a transfer from a device; a GiB takes some hundredths of a second
 CROSSING_SECONDS = 60.0
 _HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
-RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it gave up no snapshot
+RETRY_SECONDS = 0.05  # seconds before the machine is asked again, if it evicted no version
 
-# Whether the bytes belong to a version.
+# Whether the bytes of a snapshot belong to a version.
 Phase = Literal["held", "reclaimable", "released"]
 Event = Literal["no-readers", "taken-back", "reclaimed", "released"]
 
@@ -98,16 +99,16 @@ class MemoryBlock:
     Args:
         nbytes: The block's size.
         share: Whether workers on this host may read the block, if that is possible.
-        second: Whether a state on one device is copied through a second copy on that device, which
+        second: Whether a state on one device is first copied to a second copy on that device, which
             workers there may read.
         check: Called between the steps of the allocation; may raise.
 
     Attributes:
         data: The memory.
-        shared: The path and token by which workers on this host find the block.
-        retired: Whether the block must not be written any more.
-        asked: Whether bytes were requested when only a second copy existed.
-        late: Whether only the second copy exists of the state that was written last.
+        shared: The path and token by which workers on this host find the block, if it is shared.
+        retired: Whether no further version may be written to the block.
+        requested: Whether bytes were ever requested while only a second copy existed.
+        late: Whether the state that was written last exists only in the second copy.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class MemoryBlock:
         second: bool = False,
         check: Check = lambda: None,
     ) -> None:
-        self.retired, self.asked, self._second = False, False, second
+        self.retired, self.requested, self._second = False, False, second
         self.late = False
         self._crossing = threading.Lock()
         self._segment = _segment(nbytes, check) if share else None
@@ -131,7 +132,7 @@ class MemoryBlock:
         self._writer: Writer | None = None
 
     def ready(self, state: State, layout: Layout) -> None:
-        """Prepare for states of this layout, so that the first write is fast."""
+        """Prepare to write states of this layout, so that the first write is fast."""
         self._new_writer(layout).ready(state)
 
     def _new_writer(self, layout: Layout) -> Writer:
@@ -153,16 +154,16 @@ class MemoryBlock:
         return found
 
     def count_lost(self, state: State) -> LostValues:
-        """Return how many values of the last written state the layout's dtypes cannot represent."""
+        """Return how many values of the last written state were lost in narrower dtypes."""
         return {} if self._writer is None else self._writer.count_lost(state)
 
     def arrive(self) -> None:
-        """Transfer the bytes from the device, if only the second copy of them exists."""
+        """Transfer the bytes from the device, if they exist only in the second copy."""
         if not self.late:
             return
         with self._crossing:
             if self.late and self._writer is not None and self._segment is not None:
-                self.asked = True  # so the next version is transferred immediately
+                self.requested = True  # so the next version is transferred immediately
                 self._writer.cross(Deadline(time.monotonic() + CROSSING_SECONDS, _HANGS).check)
                 self._segment.arrived()
                 self.late = False
@@ -185,6 +186,7 @@ class MemoryBlock:
 
 
 def _segment(nbytes: int, check: Check) -> Segment | None:
+    """Return a new segment; None, after a warning, if there is no shared memory."""
     try:
         return Segment(nbytes, check)
     except DeadlineError:  # which is an OSError, too
@@ -200,27 +202,27 @@ class Snapshot:
     Args:
         block: The memory of the bytes.
         lock: The pool's lock, under which phase and keepers change. It is held only briefly.
-        freed: A condition of that lock, notified when the block may be free. (A plain lock is
-            acquired faster than a condition.)
+        freed: A condition of that lock, notified when the block may be free. (`lock` is an argument
+            of its own, since it is acquired faster than through the condition.)
     """
 
     def __init__(
         self, block: MemoryBlock, lock: threading.RLock, freed: threading.Condition
     ) -> None:
         self.shared = block.shared
-        # The pool owns blocks and snapshots: neither keeps the other alive for long.
+        # Set to None at the release, since the pool owns the blocks.
         self._block: MemoryBlock | None = block
         self._lock, self._freed = lock, freed
         self._phase: Phase = "held"
         self._keepers = 0
-        # A view of our own: sockets that send from it keep only the view alive.
+        # A view of its own: sockets that send from it keep only the view alive.
         self._view: NDArray[np.uint8] | None = block.data.view()
         self._view_ref = weakref.ref(self._view)
         self._sent_views: dict[int, memoryview] = {}  # views for sending, by offset
 
     @property
     def state(self) -> BlockState:
-        """The block's state, as far as this snapshot is concerned."""
+        """The state of the block while this is the last snapshot in it."""
         if self._keepers:
             return "kept"
         if self._phase != "released":
@@ -228,7 +230,7 @@ class Snapshot:
         return "free" if self._view_ref() is None else "draining"
 
     def _move(self, event: Event) -> bool:
-        """Change the phase as the table says; return False if it has no arrow for the event."""
+        """Change the phase as the table says; return False if it has no such transition."""
         with self._lock:
             after = PHASES[self._phase].get(event)
             if after is None:
@@ -243,7 +245,7 @@ class Snapshot:
                 self._freed.notify_all()
             return True
 
-    # For the owner: a publishing thread, then the publisher's thread.
+    # Methods for the owner: a publishing thread, then the publisher's thread.
 
     def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
         if self._phase != "held" or self._block is None or self._view is None:
@@ -267,7 +269,7 @@ class Snapshot:
         """Copy a state into the snapshot. `check` is called between steps, and may raise.
 
         With `late`, only a second copy on a device is made, if that is possible. The bytes are
-        transferred here once some of them are requested.
+        transferred to this snapshot once some of them are requested.
 
         Returns:
             The CRC-32C of each chunk, if `chunk_bytes` is not 0. For a state on devices, an object
@@ -276,7 +278,7 @@ class Snapshot:
         return self._held()[0].write(state, layout, check, chunk_bytes, late=late)
 
     def count_lost(self, state: State) -> LostValues:
-        """Return how many values of a state were finite, and are not finite in this snapshot."""
+        """Return how many finite values of a state are not finite in this snapshot."""
         return self._held()[0].count_lost(state)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
@@ -301,14 +303,14 @@ class Snapshot:
 
     def make_reclaimable(self) -> None:
         """Make the memory reclaimable by the next publish."""
-        with self._lock:  # not by `_move`: each publish comes here, and nothing else changes
+        with self._lock:  # faster than `_move`, since each publish does this
             self._phase = PHASES[self._phase].get("no-readers", self._phase)
 
     def release(self) -> None:
         """Release the memory, whose bytes are not needed any more."""
         self._move("released")
 
-    # For the machine.
+    # Methods for the machine.
 
     @property
     def exists(self) -> bool:
@@ -319,10 +321,10 @@ class Snapshot:
         """End `make_reclaimable`: return False if the memory was reclaimed already."""
         return self._move("taken-back") or self._phase == "held"
 
-    # For a thread that needs memory, and for any other thread.
+    # Methods for a thread that needs memory (`reclaim`), and for any thread.
 
     def reclaim(self) -> bool:
-        """Reclaim the memory if it is reclaimable and not kept; return whether that was so."""
+        """Reclaim the memory if it is reclaimable and not kept; return whether it was reclaimed."""
         with self._lock:
             return not self._keepers and self._move("reclaimed")
 
@@ -355,13 +357,13 @@ def _notify(freed: threading.Condition, _view: object) -> None:
         freed.notify_all()
 
 
-# Asks the machine to give up one of these snapshots. The flag says whether the new version replaces
-# the latest. Waits at most so many seconds; returns whether a snapshot was given up.
+# Asks the machine to evict the version of one of these snapshots; returns whether it did. The
+# arguments are those of `no_room`; `timeout` is in seconds.
 MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
 
 
 def no_room(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
-    """Give up no snapshot: a `MakeRoom` that returns False."""
+    """Evict nothing: a `MakeRoom` that returns False."""
     return False
 
 
@@ -372,7 +374,7 @@ class Pool:
         model: The model's id.
         patience: Seconds to wait for memory if all of it is in use.
         share: Whether workers on this host may read the memory.
-        second: Whether a state on one device is copied through a second copy on that device.
+        second: Whether a state on one device is first copied to a second copy on that device.
 
     Attributes:
         second: The argument `second`.
@@ -388,7 +390,7 @@ class Pool:
     ) -> None:
         self._model, self._patience = model, patience
         self._share, self.second = share, second
-        self._asked = False
+        self._bytes_requested = False
         # each block, with the last snapshot in it; None: it was never filled
         self._blocks: dict[MemoryBlock, Snapshot | None] = {}
         self._lock = threading.RLock()
@@ -431,7 +433,7 @@ class Pool:
 
         Args:
             nbytes: The size.
-            make_room: Called to give up a snapshot if all memory is in use.
+            make_room: Called to evict a version if all memory is in use.
             replaces_latest: Whether the new version is for every worker and needs no commit. Then
                 it may overwrite the latest version, unless a worker is receiving that version.
             deadline: The time by which memory must be available.
@@ -446,7 +448,7 @@ class Pool:
         block = self._reuse(nbytes)
         if block is None and replaces_latest:
             block = self._reclaim_latest(nbytes)
-        # A block counts again once it has no keeper, so several blocks too many may exist.
+        # Kept blocks do not count. Once they have no keeper, there may be too many blocks.
         while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
@@ -456,7 +458,7 @@ class Pool:
         return snapshot
 
     def retire(self) -> None:
-        """Write no more versions to existing blocks: processes that map them must not read more.
+        """Write no later version to existing blocks, so that processes that map them read none.
 
         Any thread may call this. A state that is being written now is still readable.
         """
@@ -469,8 +471,9 @@ class Pool:
     @property
     def late(self) -> bool:
         """True if a second copy is enough, since no bytes of a segment were requested so far."""
-        self._asked = self._asked or any(block.asked for block in self._blocks)
-        return self.second and not self._asked
+        requested = self._bytes_requested or any(block.requested for block in self._blocks)
+        self._bytes_requested = requested
+        return self.second and not requested
 
     def _used(self, *states: BlockState) -> list[Snapshot]:
         """Return the snapshots whose blocks are in these states."""
@@ -512,7 +515,7 @@ class Pool:
         return None
 
     def _allocate(self, nbytes: int, deadline: Deadline) -> MemoryBlock:
-        """Allocate a block, if necessary instead of a block that a stopped worker has locked."""
+        """Allocate a block. If there are too many, drop a free one, which a worker has locked."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
         block = self._block(nbytes, deadline.check)
@@ -521,7 +524,7 @@ class Pool:
         return block
 
     def _wait(self, make_room: MakeRoom, replaces_latest: bool, patience: float) -> None:
-        """Wait until a block is free: sockets release one, or the machine gives up a snapshot.
+        """Wait until a block is free: sockets release one, or the machine evicts a version.
 
         Raises:
             WeightBusError: No block was free in time.
@@ -530,14 +533,14 @@ class Pool:
         waiting = bool(self._used("draining"))
         while not self._any_free():
             left = max(0.0, end - time.monotonic())
-            given = not waiting and make_room(
+            evicted = not waiting and make_room(
                 self._used("held", "reclaimable"), replaces_latest, left
             )
             self._wait_until(
-                self._any_free, min(left, patience / 4 if given or waiting else RETRY_SECONDS)
+                self._any_free, min(left, patience / 4 if evicted or waiting else RETRY_SECONDS)
             )
-            waiting = False  # stop waiting for sockets: another block may do
-            if not (given or left or self._any_free()):
+            waiting = False  # next, ask for another block instead of waiting for sockets
+            if not (evicted or left or self._any_free()):
                 raise WeightBusError(
                     f"all {len(self._blocks)} copies of {self._model!r} are in use: slow workers "
                     "are still receiving them, or they wait for a commit; publish less often, or "
@@ -552,54 +555,54 @@ class Pool:
             return self._freed.wait_for(condition, seconds)
 
 
-class _Room:
+class _SealedBlock:
     """Memory for the encrypted bytes of one version."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = memory_of(nbytes)
-        self.spare = False  # whether the last allocation did not need this memory
-        self._sent_views: weakref.ref[NDArray[np.uint8]] | None = None
+        self.surplus = False  # whether the last allocation did not need this block
+        self._view: weakref.ref[NDArray[np.uint8]] | None = None
 
     @property
     def free(self) -> bool:
-        """Whether nothing refers to the memory any more."""
-        return self._sent_views is None or self._sent_views() is None
+        """True if no view of the memory exists any more."""
+        return self._view is None or self._view() is None
 
-    def give(self) -> NDArray[np.uint8]:
-        """Return a view of the memory. Once the view is garbage-collected, the memory is free."""
+    def take(self) -> NDArray[np.uint8]:
+        """Return a view of the memory. Once the view is garbage-collected, the block is free."""
         view = self.memory.view()
-        self._sent_views, self.spare = weakref.ref(view), False
+        self._view, self.surplus = weakref.ref(view), False
         return view
 
 
 class SealedMemory:
-    """Reusable memory for the encrypted bytes of each model of one publisher.
+    """Reusable memory for the encrypted versions of each model of one publisher.
 
-    Each model has as many blocks (`_Room`) as it may have snapshots. An unused block is freed at
+    Each model has at most as many blocks (`_SealedBlock`) as snapshots. An unused block is freed at
     the second allocation that does not need it.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, list[_Room]] = {}
+        self._blocks: dict[str, list[_SealedBlock]] = {}
 
     def take(self, model: str, nbytes: int) -> NDArray[np.uint8]:
         """Return memory of this size, which is free again once no reference to it is left.
 
         Raises:
             MemoryError: There is not enough memory.
-            SealInUseError: The maximum number of rooms is in use.
+            SealInUseError: The maximum number of blocks is in use.
         """
-        before = self._rooms.get(model, [])
-        used = [room for room in before if not room.free]
-        free = [room for room in before if room.free and room.memory.nbytes == nbytes]
+        before = self._blocks.get(model, [])
+        used = [block for block in before if not block.free]
+        free = [block for block in before if block.free and block.memory.nbytes == nbytes]
         if not free and len(used) >= SNAPSHOTS_MAX:
             raise SealInUseError(
                 f"sealed bytes of {SNAPSHOTS_MAX} versions of {model!r} are being sent: publish "
                 "less often, or wait until slow workers have them"
             )
-        taken = free.pop(0) if free else _Room(nbytes)
-        kept = [room for room in free if not room.spare]
-        for room in kept:
-            room.spare = True
-        self._rooms[model] = [taken, *used, *kept]
-        return taken.give()
+        taken = free.pop(0) if free else _SealedBlock(nbytes)
+        kept = [block for block in free if not block.surplus]
+        for block in kept:
+            block.surplus = True
+        self._blocks[model] = [taken, *used, *kept]
+        return taken.take()

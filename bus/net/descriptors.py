@@ -12,7 +12,7 @@ import re
 import resource
 from pathlib import Path
 
-from ..limits import CROWDED_SECONDS, DESCRIPTORS_RESERVED
+from ..limits import DESCRIPTORS_RESERVED, REJECTIONS_SECONDS
 
 DESCRIPTORS_TAKEN = 24  # a side opens at most 23: with keys, a state folder and both pages
 RAISE = "raise the limit (`ulimit -n`) where it is started"
@@ -74,13 +74,13 @@ class RejectedConnections:
 
     def note(self, descriptor: int, host: str, now: float) -> None:
         """Count a rejected connection from a host; `descriptor` is the number of its descriptor."""
-        if now - self._last_at >= CROWDED_SECONDS:
+        if now - self._last_at >= REJECTIONS_SECONDS:
             self._count = 0
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now
 
     def text(self, now: float) -> str:
         """Return a text on recent rejections; empty if there were none."""
-        if now - self._last_at >= CROWDED_SECONDS:
+        if now - self._last_at >= REJECTIONS_SECONDS:
             return ""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         times = "once" if self._count == 1 else f"{self._count} times"

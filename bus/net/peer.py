@@ -202,7 +202,7 @@ class ControlConnection:
         if self._curve is not None and self.open:
             if flags & COMMAND:
                 raise ZmtpError("a command that is not encrypted")
-            return self._curve.carried(body)
+            return self._curve.decrypt(body)
         return bool(flags & MORE), bool(flags & COMMAND), body
 
     def _command(self, body: bytes) -> None:

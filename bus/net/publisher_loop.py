@@ -593,7 +593,7 @@ class PublisherLoop:
         """Send the beacon of a topic, if it has one, to a new subscriber."""
         beacon = self._machine.subscribed(topic)
         if beacon is not None:
-            sealed = beacon if self._sealer is None else self._sealer.published(beacon, None)[0]
+            sealed = beacon if self._sealer is None else self._sealer.seal_for_all(beacon, None)[0]
             self._sockets.data.answer(subscriber, [topic, encode(sealed)], now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:

@@ -42,7 +42,7 @@ from ..limits import (
     UNPROVEN_MAX,
 )
 from ..token_bucket import TokenBucket
-from ..trust.curve_server import CROWDED, CurveError, CurveServer
+from ..trust.curve_server import OVERLOADED, CurveError, CurveServer
 from . import endpoints
 from .descriptors import RejectedConnections, limit_of, nearly_exhausted
 from .listening import WatchedListener, bound
@@ -341,7 +341,7 @@ class Router:
         most = max(self._by_host, key=self._by_host.__getitem__)
         oldest = next(peer for peer in self._unproven if peer.host == most)
         if self._curve is not None:
-            oldest.send_last(CROWDED)
+            oldest.send_last(OVERLOADED)
         self._close(oldest)
         return True
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..effects import Notice, Send
-from ..limits import LOOKED_SECONDS, OBSERVER_SECONDS, PAGES_MAX, ROWS
+from ..limits import OBSERVER_SECONDS, PAGES_MAX, RECORDING_SECONDS, ROWS
 from ..messages import (
     Applied,
     Doing,
@@ -195,7 +195,7 @@ class Observers:
             for peer in self._state.roster:
                 for model in ("", *peer.hello.models):
                     self._note(peer, model)
-        self.until = max(self.until, now + LOOKED_SECONDS)
+        self.until = max(self.until, now + RECORDING_SECONDS)
         for versions in self._state.store.values():
             self._note_versions(versions)
         latest = self._state.roster.revision

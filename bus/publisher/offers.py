@@ -230,7 +230,7 @@ def encode_for_all(
         payload = version.snapshot.chunk(0, version.plan.nbytes)
     else:
         sealed, payload = sealer.chunk(version, 0)
-        announce = sealer.whole(announce, sealed)
+        announce = sealer.add_tag(announce, sealed)
     return Broadcast(control_topic(version.model), announce, payload)
 
 
@@ -265,10 +265,10 @@ def encode_effect(effect: Effect, sealer: Sealer | None) -> LoopEffect:
     if sealer is not None:
         match effect:
             case Send():
-                message, payload = sealer.addressed(effect.message, effect.payload)
+                message, payload = sealer.seal_for_worker(effect.message, effect.payload)
                 return Send(message, payload, effect.to)
             case Broadcast():
-                return Broadcast(effect.topic, *sealer.published(effect.message, effect.payload))
+                return Broadcast(effect.topic, *sealer.seal_for_all(effect.message, effect.payload))
             case MakeReclaimable() | Release():
                 effect.version.unseal()
             case _:

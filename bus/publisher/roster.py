@@ -290,7 +290,7 @@ class Peer:
         doing = self.incoming.get(report.model)
         known = doing is not None and (doing.version, doing.patch) == (report.version, report.patch)
         if doing is not None and known and plan is not None:
-            more = plan.of(report.chunks) - plan.of(doing.chunks)
+            more = plan.approximate_bytes(report.chunks) - plan.approximate_bytes(doing.chunks)
             if doing.phase == "receiving" and more > 0 and now > doing.since:
                 self.link.learn(more, now - doing.since)
         doing = self.note(report.model, report.version, report.phase, report.chunks, now)

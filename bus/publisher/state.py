@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from ..headers import data_topic, patch_topic
-from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS, WORKERS_MAX, Timing
+from ..limits import ABSENT_MAX, ABSENT_SECONDS, REJECTIONS_SECONDS, WORKERS_MAX, Timing
 from ..messages import Hello, Prepare, Shared, WorkerRow
 from ..protocol_limits import PUSH_CHUNKS, RENEWAL_PAUSES
 from ..trust.grants import Grants
@@ -331,9 +331,9 @@ class PublisherState:
         """Record why connections were rejected; return True if the caller should log it.
 
         `text`: the reason for connections that were closed before their hello; empty: none were.
-        It is logged at most once in `CROWDED_SECONDS`.
+        It is logged at most once in `REJECTIONS_SECONDS`.
         """
-        unreported = bool(text) and now - self.rejections_logged_at >= CROWDED_SECONDS
+        unreported = bool(text) and now - self.rejections_logged_at >= REJECTIONS_SECONDS
         self.view_outdated |= text != self.rejections
         self.rejections = text
         if unreported:

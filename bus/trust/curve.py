@@ -1,8 +1,8 @@
-"""CURVE on a worker's control connection: key pairs, and why a handshake failed.
+"""Sets up CURVE on a worker's control connection, and finds out why a handshake failed.
 
-The publisher's refusal of a handshake has a status but no text. A worker's socket reports events of
-a failed connection, from which this module guesses the reason for the user. The publisher's side is
-in `curve_server.py`.
+CURVE is ZeroMQ's encryption with a key pair on each side. A publisher that refuses a handshake
+sends a status but no text. So this module guesses the reason from the events of the worker's
+socket. The publisher's side is in `curve_server.py`.
 """
 
 import contextlib
@@ -14,13 +14,12 @@ from zmq.utils import z85
 
 from ..errors import KeysError
 
-# After so many consecutive handshakes without a status, they are reported. A publisher that stops
-# may cause one, and a publisher with many new workers several. So they must also last `lost_after`
-# seconds.
+# This many consecutive handshakes that ended without a status are reported, if they also lasted
+# `lost_after` seconds: a publisher that stops may cause one, and one with many new workers several.
 BROKEN = 3
-CROWDED = 300  # status of a handshake rejected for lack of room (RFC 27: try again)
+OVERLOADED = 300  # status of a handshake rejected for lack of room (RFC 27: temporary failure)
 
-CHANGES = (  # events of a connection; only the last of these follows a ZMTP error
+CHANGES = (  # the events that are read; after a ZMTP error, only EVENT_DISCONNECTED comes
     zmq.EVENT_CONNECT_DELAYED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_CONNECTED
@@ -82,12 +81,13 @@ def is_key(text: str) -> bool:
 
 
 def public_of(secret: str) -> str:
+    """Return the public key that belongs to a secret key; both are 40 characters of Z85."""
     check_curve()
     return zmq.curve_public(secret.encode()).decode()
 
 
 def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> None:
-    """Set a socket's key pair, and the public key that the publisher must prove to own."""  # K1
+    """Set a socket's key pair, and the public key whose owner the publisher must be."""  # K1
     check_curve()
     s.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
     s.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
@@ -95,11 +95,11 @@ def pin(s: "zmq.Socket[bytes]", public: str, secret: str, publisher: str) -> Non
 
 
 class Changes(NamedTuple):
-    """What happened to a connection.
+    """What happened to a connection since the last `ConnectionEvents.read`.
 
     Attributes:
-        changed: Whether an event came.
-        refused: Why a handshake failed; empty if none failed, or for another reason than keys.
+        changed: Whether there was an event.
+        refused: Why a handshake failed; empty if none failed, or if keys were not the reason.
         closed: Whether the connection closed or could not be opened.
     """
 
@@ -124,7 +124,7 @@ class ConnectionEvents:
 
     Attributes:
         descriptor: The file descriptor of the connection; -1: there is none now.
-        connections: The number of connections so far; it tells two connections apart that have the
+        connections: The number of connections so far, which distinguishes two connections with the
             same descriptor.
     """
 
@@ -135,21 +135,19 @@ class ConnectionEvents:
         self._left: bytes | None = None
 
     def leave(self, endpoint: str) -> None:
-        """Ignore late events of this endpoint, until it is dialled again."""
+        """Ignore events of this endpoint until the next `dial` to it."""
         self._left, self.descriptor = endpoint.encode(), -1
 
     def dial(self, endpoint: str) -> None:
-        """Read the events of this endpoint."""
+        """Read events of this endpoint again."""
         if self._left == endpoint.encode():
             self._left = None
 
     def read(self, now: float, patience: float) -> Changes:
         """Return what happened since the last call.
 
-        Handshakes that ended without a status are reported once they have gone on for `patience`
-        seconds.
-
-        Call this often, since ZeroMQ blocks while a thousand events are queued.
+        Handshakes that end without a status are reported once they have gone on for `patience`
+        seconds. Call this often, since ZeroMQ blocks while a thousand events are queued.
         """
         changed, refused, closed = False, "", False
         with contextlib.suppress(zmq.Again):
@@ -165,11 +163,11 @@ class ConnectionEvents:
         return Changes(changed, refused, closed)
 
     def _why(self, event: int, value: int, shakes: _Handshakes, now: float, patience: float) -> str:
-        """Return a text of why a handshake failed; empty if keys are not the reason."""  # K5
+        """Return why a handshake failed; empty unless keys are the reason."""  # K5
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
             self.descriptor = value if event == zmq.EVENT_CONNECTED else -1
             self.connections += event == zmq.EVENT_CONNECTED
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != CROWDED:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != OVERLOADED:
             return _NOT_ALLOWED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH

@@ -1,17 +1,17 @@
-"""The server side of CURVE on one control connection (ZeroMQ RFC 26), without sockets.
+"""Implements the publisher's side of CURVE on one control connection (RFC 26), without sockets.
 
 C and S are the permanent key pairs of the worker and the publisher, C' and S' are their key pairs
-for this connection. A box is encrypted and authenticated from one pair to another:
+for this connection. A box is data that one key pair encrypts and authenticates for another:
 
-    HELLO      C', a box of zeros (C'->S): the worker knows S
+    HELLO      C', a box of zeros (C'->S), which proves that the worker knows S
     WELCOME    box of S' and a cookie (S->C')
     INITIATE   the cookie; box of C, a vouch for C' (box of C' and S, C->S') and metadata (C'->S')
     READY      box of metadata (S'->C'), or ERROR if C is not allowed
     MESSAGE    box of flags and a frame (C'->S' or S'->C')
 
-Each side numbers its boxes, and rejects a box whose number is not above the last number. In the RFC
-the cookie keeps the server stateless until INITIATE. Here the connection has state, and the cookie
-is random.
+Each side numbers its boxes, and rejects a box whose number is not above the last one received. In
+the RFC the cookie keeps the server stateless until INITIATE. Here the connection has state, and the
+cookie is random.
 
 libsodium does the cryptography, through PyNaCl.
 """
@@ -27,7 +27,7 @@ from ..errors import KeysError
 from ..headers import Buffer
 
 NOT_ALLOWED = b"\x05ERROR\x03400"  # ZAP's (RFC 27) status of a key that is not allowed
-CROWDED = b"\x05ERROR\x03300"  # ZAP's status of a temporary failure
+OVERLOADED = b"\x05ERROR\x03300"  # ZAP's status of a temporary failure
 COMMAND_BYTES = 33  # overhead of CURVE per frame: command name, flags, short nonce, 16 for the tag
 _HELLO, _INITIATE, _MESSAGE = 200, 257, 33  # least bytes of each command, including its name
 _COOKIE = 96
@@ -38,7 +38,7 @@ class CurveError(Exception):
     """The worker does not use CURVE, has no allowed key, or sent a damaged or repeated box.
 
     Attributes:
-        reply: A command to send before the connection is closed; empty: send nothing.
+        reply: A command to send to the worker before the connection is closed, if any.
     """
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
@@ -47,6 +47,7 @@ class CurveError(Exception):
 
 
 def _sodium() -> Any:
+    """Return PyNaCl's bindings of libsodium; raise KeysError if PyNaCl is not installed."""
     try:
         from nacl import bindings
     except ImportError:
@@ -58,18 +59,18 @@ def _sodium() -> Any:
 
 
 class CurveServer:
-    """A publisher's secret and public key, and who may connect; for all connections.
+    """The publisher's key pair and its check of workers' keys, shared by all connections.
 
     Args:
         secret: The publisher's secret key, as 40 characters of Z85.
-        may_come: Returns whether the owner of a public key (Z85) may connect.
+        may_connect: Returns whether the owner of a public key (Z85) may connect.
 
     Raises:
         KeysError: PyNaCl is not installed.
     """
 
-    def __init__(self, secret: str, may_come: Callable[[str], bool]) -> None:
-        self.sodium, self.may_come = _sodium(), may_come
+    def __init__(self, secret: str, may_connect: Callable[[str], bool]) -> None:
+        self.sodium, self.may_connect = _sodium(), may_connect
         self.secret = z85.decode(secret)
         self.public: bytes = self.sodium.crypto_scalarmult_base(self.secret)
 
@@ -87,13 +88,15 @@ class CurveConnection:
     def __init__(self, server: CurveServer) -> None:
         self._server, self._sodium = server, server.sodium
         self.key = ""
-        self._peer_key = b""  # C'
-        self._secret = self._cookie = b""
-        self._shared = b""  # the secret that C' and S share; later, that of C' and S'
+        self._peer_key = b""  # the public key of C'
+        self._secret = self._cookie = b""  # the secret key of S', and the cookie
+        self._shared = b""  # the shared secret of C' and S; after INITIATE, of C' and S'
         self._last_received = self._last_sent = 0
 
     def answer(self, command: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
-        """Return the reply to a handshake's command; on its end, also the worker's metadata.
+        """Return the reply to a command of the handshake.
+
+        The second result is the worker's metadata once the handshake is complete, else None.
 
         Raises:
             CurveError: The handshake has failed.
@@ -105,6 +108,7 @@ class CurveConnection:
         raise CurveError("a command out of order in the handshake")
 
     def _welcome(self, hello: bytes) -> bytes:
+        # Return the command WELCOME, the reply to HELLO.
         if len(hello) != _HELLO or hello[6] != 1:
             raise CurveError("a HELLO that is none")
         self._peer_key = hello[80:112]
@@ -128,18 +132,18 @@ class CurveConnection:
         if not hmac.compare_digest(vouched, self._peer_key + self._server.public):
             raise CurveError("an INITIATE with another connection's vouch")
         key = z85.encode(theirs).decode()
-        if not self._server.may_come(key):
+        if not self._server.may_connect(key):
             raise CurveError(f"the key {key} is not allowed", NOT_ALLOWED)  # K2
         self.key = key
         return b"\x05READY" + self._numbered(b"CurveZMQREADY---", metadata), plain[128:]
 
     def frame(self, body: Buffer, *, more: bool = False, command: bool = False) -> bytes:
-        """Return the encrypted form of a frame with these contents, to send to the worker."""
+        """Encrypt a frame for the worker; return the command MESSAGE."""
         flags = bytes([more * _INNER_MORE | command * _INNER_COMMAND])
         return b"\x07MESSAGE" + self._numbered(b"CurveZMQMESSAGES", b"".join((flags, body)))
 
-    def carried(self, frame: bytes) -> tuple[bool, bool, bytes]:
-        """Decrypt a frame of the worker.
+    def decrypt(self, frame: bytes) -> tuple[bool, bool, bytes]:
+        """Decrypt a frame of the worker; return (more frames follow, is a command, contents).
 
         Raises:
             CurveError: The frame is not from this connection, or is repeated.

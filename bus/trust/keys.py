@@ -1,14 +1,14 @@
-"""Files with keys: a publisher's folder, a relay's folder, and the one file that a worker needs.
+"""Reads and writes key files: a publisher's folder, a relay's folder, and a worker's one file.
 
     DIR/publisher.json            the publisher's key pair
     DIR/allowed/NAME.json         an allowed public key, with its name and role
     DIR/workers/NAME.json         a worker's key pair, its name, and the publisher's public key
-    DIR/workers/NAME@RELAY.json   the same of a worker that connects to a relay, whose key it has
+    DIR/workers/NAME@RELAY.json   the same for a worker of a relay, with the relay's public key
     DIR/relays/RELAY.json         the public key that a relay has as a publisher
     DIR/relays/RELAY/             the relay's own folder:
         publisher.json            the relay's key pair as a publisher
         upstream.json             its key pair as a worker, and the key of the publisher above
-        upstream-2.json ...       the same, for its second address above, and so on
+        upstream-2.json ...       the same for its second upstream address, and so on
         allowed/                  a link to DIR/allowed
 
 `allowed` has no secrets. The files in `workers` and the folders in `relays` are copied to the hosts
@@ -40,10 +40,12 @@ PUBLISHER, ALLOWED, WORKERS, SUFFIX = "publisher.json", "allowed", "workers", ".
 RELAYS, UPSTREAM = "relays", "upstream.json"
 STAR: Final = "+"  # in file names, for the `*` of a name; no name has a `+`
 AT: Final = "@"  # in file names, between a worker and its relay; no name has an `@`
-ORIGIN: Final = "publisher"  # where a relay is named, the publisher itself
+ORIGIN: Final = "publisher"  # given in place of a relay's name: the publisher itself
 
 Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
-Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")]
+NamePattern = Annotated[
+    str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")
+]
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -64,7 +66,7 @@ class _PublisherFile(msgspec.Struct):
 
 
 class _AllowedFile(msgspec.Struct):
-    name: Form
+    name: NamePattern
     public: Key
     role: Role = "worker"
 
@@ -73,7 +75,7 @@ class _AllowedFile(msgspec.Struct):
 
 
 class _WorkerFile(msgspec.Struct):
-    name: Form
+    name: NamePattern
     public: Key
     secret: Key
     publisher: Key
@@ -128,7 +130,7 @@ class PublisherKeys:
         """Return an object that rereads the folder; None if the keys do not come from a folder.
 
         Args:
-            complain: Called with an error for each file that is invalid or cannot be read.
+            complain: Called with the error of each file that is invalid or cannot be read.
         """
         return None if self.folder is None else Allowed(self.folder, complain, self.known)
 
@@ -155,7 +157,7 @@ class WorkerKeys:
         """Read one worker's file.
 
         Args:
-            path: The file, or a folder made by `weightbus keygen` that has it.
+            path: The file, or a folder made by `weightbus keygen` that contains the file.
             name: The worker's name, for a folder with several workers.
 
         Raises:
@@ -171,11 +173,11 @@ class WorkerKeys:
 
 @dataclass(frozen=True, slots=True)
 class RelayKeys:
-    """The keys of a relay. If one side has none, that side must not leave the relay's host.
+    """The keys of a relay. A side without keys must only have peers on the relay's host.
 
     Attributes:
-        upstream: The relay's keys as a worker of the publisher above: one for each of the
-            addresses above, or one for all; empty: none.
+        upstream: The relay's keys as a worker of the publishers above: one for each upstream
+            address, or one for all; empty: no keys.
         below: The relay's keys as a publisher, and the permissions of its workers.
     """
 
@@ -186,7 +188,7 @@ class RelayKeys:
 
     @property
     def pinned(self) -> WorkerKeys | tuple[WorkerKeys, ...] | None:
-        """The keys upstream as sockets take them: one for all addresses, or one for each."""
+        """The upstream keys in the form that sockets expect: one for all addresses, or a tuple."""
         return self.upstream if len(self.upstream) > 1 else next(iter(self.upstream), None)
 
     @classmethod
@@ -194,7 +196,7 @@ class RelayKeys:
         """Read a relay's folder.
 
         Args:
-            path: The folder, or the folder of all keys, made by `weightbus keygen`, that has it.
+            path: The folder, or the folder of all keys, made by `weightbus keygen`.
             name: The relay's name, for a folder with several relays.
 
         Raises:
@@ -220,19 +222,19 @@ class RelayKeys:
 
 
 class Allowed:
-    """Reads the allowed keys in a publisher's folder, again at each call of `read`.
+    """Reads the allowed keys in a publisher's folder; each call of `read` reads the folder anew.
 
-    If one file is invalid, the removal of another file still revokes that file's key.
+    An invalid file does not prevent the removal of another file from revoking a key.
 
     Args:
         folder: The publisher's folder.
-        complain: Called with an error for each invalid file, which then allows no key, and for each
-            file that cannot be read, whose last contents stay valid. Also called if there are more
-            than `KEYS_MAX` files, of which only files that were read before count.
-        known: The contents of the files when they were read earlier.
+        complain: Called with an error for each invalid file, which then allows no key. Called for
+            each file that cannot be read, whose last contents stay valid. Called if there are more
+            than `KEYS_MAX` files; then only the files that were read before stay valid.
+        known: The contents of the files when they were last read.
 
     Attributes:
-        known: The contents of the files when they were read last, for use if a file cannot be read.
+        known: The contents of the files when they were last read, for use if a file cannot be read.
         whole: Whether the last call could read all files. If not, call `read` again.
     """
 
@@ -269,7 +271,7 @@ class Allowed:
         return MappingProxyType(found)
 
     def remaining(self) -> Mapping[str, Grant]:
-        """Return the grants of the last read whose files still exist; this needs no descriptor.
+        """Return the grants of the last `read` whose files still exist, without a descriptor.
 
         Raises:
             KeysError: The folder itself cannot be found.
@@ -305,7 +307,7 @@ class Allowed:
             return self.known[file]
 
     def stamp(self) -> tuple[object, ...]:
-        """Return a value that differs after a file is added, changed or removed."""
+        """Return a value that changes when a file is added, changed or removed."""
         files = _files(self._folder)
         looked = files if len(files) <= KEYS_MAX else [f for f in files if f in self.known]
         rows = ((file.name, _stat(file)) for file in looked)
@@ -317,6 +319,7 @@ class Allowed:
 
 
 def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
+    """Add the grant of a file to `found`; raise KeysError if another file has the same key."""
     if allowed.public in found:
         raise KeysError(f"{file}: another file there has the same key; remove one of the two")
     found[allowed.public] = Grant(allowed.name, allowed.role)
@@ -334,10 +337,10 @@ def generate(
     Args:
         folder: The folder of all keys.
         names: The role of each name.
-        at: The relays to which the workers and observers connect, each with a file of its own;
-            `ORIGIN`: the publisher itself. None: only the publisher.
-        above: The relays to which the relays connect, in order of preference, each with a file of
-            its own; `ORIGIN` as for `at`. None: only the publisher.
+        at: The relays to which the workers and observers connect (`ORIGIN`: the publisher itself).
+            Each worker gets one file per relay. Empty: only the publisher.
+        above: The relays to which the relays connect, in order of preference (`ORIGIN`: the
+            publisher itself). Each relay gets one file per relay above. Empty: only the publisher.
 
     Returns:
         The files that were written. No existing file is overwritten.
@@ -407,12 +410,12 @@ def _check_untaken(
 
 
 def _upstream_file(at: int) -> str:
-    """Return the name of the file for a relay's address above, by its index."""
+    """Return the name of a relay's file for the upstream address with this index."""
     return f"{Path(UPSTREAM).stem}-{at + 1}{SUFFIX}" if at else UPSTREAM
 
 
 def _file_at(name: str, relay: str) -> str:
-    """Return the name of the file for a worker that connects to this relay, or to `ORIGIN`."""
+    """Return the name of a worker's file for its connection to this relay, or to `ORIGIN`."""
     of_worker, of_relay = file_name(name), file_name(relay)
     return of_worker if relay == ORIGIN else of_worker.removesuffix(SUFFIX) + AT + of_relay
 
@@ -424,7 +427,7 @@ def file_name(name: str) -> str:
         KeysError: The worker's name is not valid.
     """
     try:
-        msgspec.convert(name, Form)
+        msgspec.convert(name, NamePattern)
     except msgspec.ValidationError:
         raise KeysError(
             f"{name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - and at most one *, "
@@ -434,7 +437,11 @@ def file_name(name: str) -> str:
 
 
 def _file_of(folder: Path, name: str | None) -> Path:
-    """Return the file in a folder for the worker `name`; without a name, the only file."""
+    """Return the file in a folder for the worker `name`; without a name, the only file.
+
+    Raises:
+        KeysError: No file or several files fit.
+    """
     found = _files(folder)
     if len(found) > KEYS_MAX:
         raise _too_many(folder, found)
@@ -514,7 +521,7 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
 
 
 def _check_keys(*keys: str) -> None:
-    """Check that no five characters of a key exceed 32 bits, which a pattern cannot check."""
+    """Raise ValueError if five characters of a key exceed 32 bits, which `Key` cannot check."""
     if not all(map(curve.is_key, keys)):
         raise ValueError("a key is 40 characters of Z85, each five of which stand for 32 bits")
 

@@ -294,7 +294,7 @@ class Follower:
         """
         announce, layout, chunks, memory = entry.announce, entry.layout, entry.chunks, entry.memory
         assert layout is not None and chunks is not None  # noqa: S101, PT018 - it lacks neither
-        self._window = max(self._window, chunks.plan.of(WINDOW_CHUNKS))
+        self._window = max(self._window, chunks.plan.approximate_bytes(WINDOW_CHUNKS))
         data = entry.payload
         if self.failed is not None:
             self._forget_failure()
@@ -509,7 +509,7 @@ class Follower:
         us = round(took * 1e6)
         staged = StagedVersion(
             *named,
-            say_staged=say,
+            report_staged=say,
             patch=patch,
             decode_us=us,
             metadata=announce.metadata,
@@ -590,7 +590,9 @@ class Follower:
         self.shared, self.pieces = shared, pieces
         self.versions.reconnected(epoch, now, pieces=pieces)
         arriving = self.versions.in_phase["arriving"]
-        self._window = arriving.chunks.plan.of(WINDOW_CHUNKS) if arriving is not None else 0
+        self._window = (
+            arriving.chunks.plan.approximate_bytes(WINDOW_CHUNKS) if arriving is not None else 0
+        )
         self.planner.reconnected()
         self.torn_applies = min(self.torn_applies, 1)  # earlier failures count as one
         effects: list[Effect] = []

@@ -402,7 +402,7 @@ class WorkerMachine:
                 return self._change_over(Fault("stale-epoch", text), now)
             return [Refused("stale-epoch", text)]
         self.welcomes += 1
-        self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
+        self._ages.record(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         self.session.welcomed(now)
         if self.in_session and welcome.epoch == self.session.terms.epoch:
             self.session.welcomed_again(welcome)

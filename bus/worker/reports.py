@@ -65,7 +65,7 @@ def staged(some: Iterable[WholeEntry]) -> list[Effect]:
     effects: list[Effect] = []
     for entry in some:
         s = entry.staged
-        if s.say_staged and not entry.deferred_outcome:  # an overdue version has failed
+        if s.report_staged and not entry.deferred_outcome:  # an overdue version has failed
             about = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )

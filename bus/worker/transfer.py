@@ -293,7 +293,7 @@ class Transfer:
         """Set the version's digest, received after the last pushed chunk."""
         self.digest = digest
         if self.patch is not None:
-            self.chunks.leads_to(digest)
+            self.chunks.set_end_digest(digest)
         self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:

@@ -270,7 +270,7 @@ class Sharded(PartedSource):
             for rank in others:
                 round_.tell(rank, name, "the name", left())
             offer = _offer(model, layout, staged, whole, key)
-            offer.chunks.know(cast("list[int]", crcs))
+            offer.chunks.set_checksums(cast("list[int]", crcs))
             offer.sources = tuple(sources)
             if sources:
                 offer.obtain = parts.obtaining(offer, staged.memory, names)

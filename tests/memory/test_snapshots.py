@@ -151,7 +151,7 @@ def test_a_version_that_is_being_received_keeps_its_memory() -> None:
     new = bench.publish()
     assert old.phase == "old"
     assert (data_of(old), new.snapshot.exists) == (b"\1" * CHUNK, True)
-    bench.versions.left("slow", older_than=2)
+    bench.versions.end_receiving("slow", older_than=2)
     assert bench.free() == [Release(old)]
     bench.publish()
     assert len(bench.pool) == 2, "and then it is used again"
@@ -172,7 +172,7 @@ def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
     bench = Bench()
     first = bench.publish(20, "w")
     sending = chunk(first)
-    bench.versions.left("w", older_than=2)
+    bench.versions.end_receiving("w", older_than=2)
     bench.free()
     bench.publish()
     assert not first.snapshot.exists
@@ -190,7 +190,7 @@ def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
     version = bench.publish(20, "w")
     waiting = weakref.ref(chunk(version))
     assert waiting() is chunk(version)
-    bench.versions.left("w", older_than=2)
+    bench.versions.end_receiving("w", older_than=2)
     bench.free()
     assert waiting() is not None, "it may still be sent, until somebody needs the memory"
     bench.publish()
@@ -396,7 +396,7 @@ def cause(bench: Bench, version: Version, event: VersionEvent) -> None:
         case "for-some":
             versions.settle(version, frozenset({"w"}))
         case "no-readers":
-            versions.left("w", older_than=version.version + 1)
+            versions.end_receiving("w", older_than=version.version + 1)
         case "requested":
             version.receivers = {"w"}
             versions.hold(version)
@@ -616,7 +616,7 @@ class Machine(threading.Thread):
             for version in list(versions):
                 if self.rng.random() < 0.3:
                     self.use(version)
-                    versions.left("w", older_than=version.version + 1)
+                    versions.end_receiving("w", older_than=version.version + 1)
         self.free()
 
     def use(self, version: Version | None) -> None:
@@ -733,7 +733,7 @@ def test_digests_of_versions_that_are_gone_are_kept_for_a_while() -> None:
         version = bench.versions.get(number)
         assert version is not None
         told.append(hash_all(version))
-        bench.versions.left("w", older_than=number + 1)
+        bench.versions.end_receiving("w", older_than=number + 1)
         bench.free()
     assert bench.versions.known_digest(1) == told[0]
     assert bench.versions.known_digest(2) == told[1]

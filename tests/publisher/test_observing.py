@@ -9,7 +9,7 @@ import pytest
 from weightbus import Publisher, RefusedError, Settings, Subscriber
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.headers import encode
-from weightbus.bus.limits import LOOKED_SECONDS, OBSERVER_SECONDS, PAGES_MAX
+from weightbus.bus.limits import OBSERVER_SECONDS, PAGES_MAX, RECORDING_SECONDS
 from weightbus.bus.messages import (
     Applied,
     Bye,
@@ -149,7 +149,9 @@ def test_what_an_observer_is_told_is_what_is(seed: int) -> None:
         while late and rng.random() < 0.6:
             view.take(rng.choice(late), bench.now)
             late = late[-3:] if rng.random() < 0.5 else []
-        bench.now += 0.2 if rng.random() < 0.97 else 2 * LOOKED_SECONDS  # nobody looks on meanwhile
+        bench.now += (
+            0.2 if rng.random() < 0.97 else 2 * RECORDING_SECONDS
+        )  # nobody looks on meanwhile
     bench.look(view)
     assert shown(view, bench.now) == truth(bench)
 
@@ -158,7 +160,7 @@ def test_what_happened_while_nobody_looked_on_is_told_then() -> None:
     bench, view = Watched("a", "b"), View()
     bench.publish()
     bench.look(view)
-    bench.now += 2 * LOOKED_SECONDS
+    bench.now += 2 * RECORDING_SECONDS
     for name in ("a", "b"):
         bench.say(name, Ping(subscribed=True))
     version, _ = bench.publish()

@@ -311,7 +311,7 @@ class Worker:
 
     def handed_over(self, staged: StagedVersion, older: StagedVersion | None) -> None:
         only = self.only.get(staged.model, staged.key)
-        decided = staged.say_staged and staged.key < only  # all apply it together, or none (W14)
+        decided = staged.report_staged and staged.key < only  # all apply it together, or none (W14)
         assert decided or staged.key == only, f"{self.name} wants {only} alone, not {staged.key}"
         assert older is None or older.key != only or older.key == staged.key, "it was pinned"
         if older is not None:

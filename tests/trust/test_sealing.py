@@ -86,7 +86,7 @@ def numbered(chunk_bytes: int = 64) -> Version:
 
 def described(by: Sealer, version: Version) -> tuple[Announce, bytes]:
     """Return how a version is announced to one worker, with its layout."""
-    announce, layout = by.addressed(announcement(version), version.layout.header)
+    announce, layout = by.seal_for_worker(announcement(version), version.layout.header)
     assert isinstance(announce, Announce)
     assert layout is not None
     return announce, bytes(layout)
@@ -287,7 +287,7 @@ def test_a_group_key_is_as_old_as_it_may_be() -> None:
 
 
 def beacon(by: Sealer, version: int = 1) -> SealedMessage:
-    message, _ = by.published(Beacon(wbp=1, model="a", epoch=7, version=version), None)
+    message, _ = by.seal_for_all(Beacon(wbp=1, model="a", epoch=7, version=version), None)
     assert isinstance(message, SealedMessage)
     return message
 
@@ -492,7 +492,7 @@ def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or
 
 def transfer(version: Version, keyring: Keyring | None) -> Transfer:
     """Return a version on its way to a worker."""
-    announce, _ = sealer().addressed(announcement(version), None)
+    announce, _ = sealer().seal_for_worker(announcement(version), None)
     assert isinstance(announce, Announce)
     plan = version.plan
     chunks = Chunks(plan, np.zeros(40, np.uint8), [None] * plan.count, version.layout.id)

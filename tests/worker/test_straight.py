@@ -149,7 +149,9 @@ def described(effect: Effect) -> object:
     if not isinstance(effect, Ready | WholeStaged):
         return repr(effect)
     staged = effect.staged
-    fields = {f: getattr(staged, f) for f in ("key", "digest", "say_staged", "patch", "metadata")}
+    fields = {
+        f: getattr(staged, f) for f in ("key", "digest", "report_staged", "patch", "metadata")
+    }
     return type(effect).__name__, staged.layout.id, bytes(staged.data), repr(fields)
 
 
