@@ -1,17 +1,17 @@
-/* CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes, without Python.
+/* Computes CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes, without Python.
  *
  * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes can be
  * folded onto a block D bits further on by multiplying it by x^D modulo P. Carry-less
- * multiplication does that for 64 bits at a time: several accumulators run over the data, each is
+ * multiplication does this for 64 bits at a time: several accumulators run over the data, each is
  * folded past the others onto the next bytes, and crc32q reduces them at the end. (V. Gopal et al.,
- * "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.) The
- * copy takes hardly longer than the read, as both wait for memory.
+ * "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.) Copying
+ * and hashing take hardly longer than reading, since both wait for memory.
  *
- * Each instruction set has one function `wb_fold_*`; `wb_choose` selects the best one that the
- * processor supports. If `to` is null, nothing is copied. Otherwise each byte of `from` is read
- * only once, or is hashed in `to` after the copy. So the CRC is always that of the bytes in `to`,
- * even if a trainer writes to `from` meanwhile. `stream` bypasses the caches: it is for blocks that
- * are larger than the caches and that this core will not read soon.
+ * Each instruction set has one function `wb_fold_*`; `wb_choose` lists those that the processor
+ * supports. If `to` is null, nothing is copied. Otherwise each byte of `from` is read only once, or
+ * is hashed in `to` after the copy. So the CRC is always that of the bytes in `to`, even if a
+ * trainer writes to `from` during the copy. `stream` makes the stores bypass the caches. It is for
+ * blocks that are larger than the caches and that this core will not read soon.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -20,9 +20,9 @@
 typedef uint32_t (*wb_fold)(uint32_t crc, uint8_t *to, const uint8_t *from, size_t n, int stream);
 
 #define WB_POLYNOMIAL 0x82f63b78u /* 0x1EDC6F41, bits reversed */
-#define WB_BLOCK 16384            /* copied by memcpy, then hashed while in the cache */
+#define WB_BLOCK 16384            /* bytes copied by memcpy, then hashed while in the cache */
 
-/* For any processor: eight tables, eight bytes at a time. */
+/* For any processor: eight bytes at a time, with eight tables. */
 
 static uint32_t wb_tables[8][256];
 
@@ -111,9 +111,9 @@ static uint32_t wb_fold_sse(uint32_t crc, uint8_t *to, const uint8_t *from, size
     WB_BY_BLOCKS(wb_hash_sse)
 }
 
-enum wb_mode { WB_HASH, WB_COPY, WB_STREAM }; /* always constant, so branches are optimised away */
+enum wb_mode { WB_HASH, WB_COPY, WB_STREAM }; /* constants in calls, so branches are optimised away */
 
-/* Copy and hash the bytes before `to` is aligned for streaming stores; return their number. */
+/* Copy and hash the first bytes, until `to` is aligned for streaming stores; return their number. */
 WB_FOR(WB_SSE42)
 static size_t wb_align(uint32_t *crc, uint8_t *to, const uint8_t *from, size_t n) {
     size_t k = -(uintptr_t)to & 63;

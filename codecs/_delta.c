@@ -1,14 +1,14 @@
-/* The inner loops of patches. Only `delta/kernels.py` calls these functions, and describes them;
- * `delta/numpy_kernels.py` has the same functions in numpy. A step is the change of an element from
- * base to target; steps of a class are adjacent. Every value that is read from a body is checked
- * against the sizes of the body and of the block. */
+/* The inner loops of encoding and decoding patches. Only `delta/kernels.py` calls these functions;
+ * it also describes them. `delta/numpy_kernels.py` has the same functions in numpy. A step is the
+ * change of an element from base to target; the steps of a class are adjacent. Every value that is
+ * read from a body is checked against the sizes of the body and of the block. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "elements are read as they lie; Python does it for other processors"
+#error "elements are read without a change of byte order; other processors use numpy_kernels.py"
 #endif
 
 #define CLASSES 16
@@ -34,14 +34,14 @@ struct classes { /* the classes that have steps */
     uint32_t begins[CLASSES];
 };
 
-struct counter {
-    int number;
-    uint32_t left;
+struct counter { /* the progress of `find` in one class */
+    int class_id;
+    uint32_t left; /* elements of the class before the next one that differs */
     const uint32_t *gaps, *end;
     const int32_t *steps;
 };
 
-struct frame {
+struct frame { /* a copy of the last window of a block, if that is shorter */
     uint8_t bytes[2 * WINDOW];
 };
 
@@ -51,7 +51,7 @@ static inline uint16_t load16(const uint8_t *p) {
     return u;
 }
 
-/* Return a window of a block; a shorter last window is copied and padded with zeros. */
+/* Return the window of a block at `at`. A shorter last window is copied and padded with zeros. */
 static inline const uint8_t *frame_of(struct frame *frame, const uint8_t *block, size_t at, size_t elements) {
     if (elements - at >= WINDOW) return block + 2 * at;
     memset(frame, 0, sizeof *frame);
@@ -186,7 +186,7 @@ struct level {
     size_t (*find)(const uint8_t *, size_t, int, struct counter *, int, uint32_t *, int32_t *);
 };
 
-static struct level choice[4], *level = choice; /* the best first; ends with a nameless entry */
+static struct level choice[4], *level = choice; /* the best first; ends with an entry without a name */
 
 static void choose(void) {
     struct level *next = choice;
@@ -201,15 +201,16 @@ static void choose(void) {
     *next = (struct level){NULL, NULL, NULL, NULL};
 }
 
-/* Reading bits, the lowest of each byte first. */
+/* Reading bits, the lowest bit of each byte first. */
 
 struct reader {
     const uint8_t *data;
-    size_t nbytes, at, end; /* in bits */
-    const char *fault;
+    size_t nbytes, at, end; /* `at` and `end` are offsets in bits */
+    const char *fault;      /* an error text; NULL: no fault was found */
 };
 
-static inline uint64_t peek(const struct reader *reader) { /* at least 57 bits, padded with zeros */
+/* Return the next bits without consuming them: at least 57, padded with zeros. */
+static inline uint64_t peek(const struct reader *reader) {
     size_t byte = reader->at / 8;
     uint64_t word = 0;
     if (byte + 8 <= reader->nbytes)
@@ -219,13 +220,14 @@ static inline uint64_t peek(const struct reader *reader) { /* at least 57 bits, 
     return word >> reader->at % 8;
 }
 
-static int room_for(struct reader *reader, uint64_t bits) {
+/* Return whether the body has so many more bits; set a fault if not. */
+static int has_bits(struct reader *reader, uint64_t bits) {
     if (bits > reader->end - reader->at) reader->fault = "the body of a block ends early";
     return !reader->fault;
 }
 
 static uint32_t number(struct reader *reader, int width) {
-    if (!room_for(reader, (uint64_t)width)) return 0;
+    if (!has_bits(reader, (uint64_t)width)) return 0;
     uint32_t value = (uint32_t)(peek(reader) & (((uint64_t)1 << width) - 1));
     reader->at += (size_t)width;
     return value;
@@ -249,10 +251,10 @@ static inline uint32_t unary(struct reader *reader, uint32_t most) {
     }
 }
 
-/* Read gaps; set a fault if they lead to position `most` or beyond. */
+/* Read Rice codes of gaps; set a fault if the gaps lead to position `most` or beyond. */
 static int gaps_of(struct reader *reader, size_t count, int k, size_t most, uint32_t *gaps) {
     for (size_t i = 0; i < count && !reader->fault; i++) gaps[i] = unary(reader, (uint32_t)(most >> k)) << k;
-    if (reader->fault || !room_for(reader, (uint64_t)count * (uint64_t)k)) return -1;
+    if (reader->fault || !has_bits(reader, (uint64_t)count * (uint64_t)k)) return -1;
     uint64_t next = 0;
     for (size_t i = 0; i < count; i++, reader->at += (size_t)k) {
         gaps[i] |= (uint32_t)(peek(reader) & (((uint64_t)1 << k) - 1));
@@ -268,7 +270,7 @@ static int golomb_of(struct reader *reader, size_t count, int k, uint32_t *value
         values[i] = unary(reader, (uint32_t)(GOLOMB_BITS_MAX - k)) + (uint32_t)k;
         total += values[i];
     }
-    if (reader->fault || !room_for(reader, total)) return -1;
+    if (reader->fault || !has_bits(reader, total)) return -1;
     for (size_t i = 0; i < count; i++) {
         uint32_t width = values[i];
         values[i] = (uint32_t)(peek(reader) & (((uint64_t)1 << width) - 1)) + ((uint32_t)1 << width) - ((uint32_t)1 << k);
@@ -280,7 +282,7 @@ static int golomb_of(struct reader *reader, size_t count, int k, uint32_t *value
 /* Read the gaps and the steps of a class; `spare` has room for 2 * count values. */
 static int steps_of(struct reader *reader, const uint8_t *row, size_t count, size_t large, size_t elements,
                     uint32_t *gaps, int32_t *steps, uint32_t *spare) {
-    if (gaps_of(reader, count, row[GAP], elements, gaps) < 0 || !room_for(reader, count)) return -1;
+    if (gaps_of(reader, count, row[GAP], elements, gaps) < 0 || !has_bits(reader, count)) return -1;
     for (size_t i = 0; i < count; i++, reader->at++) steps[i] = reader->data[reader->at / 8] >> reader->at % 8 & 1 ? -1 : 1;
     if (row[LARGE] == EVERY) {
         if (golomb_of(reader, count, row[SIZE], spare) < 0) return -1;
@@ -296,7 +298,7 @@ static int steps_of(struct reader *reader, const uint8_t *row, size_t count, siz
     return 0;
 }
 
-struct body { /* the inputs and outputs of reading a body */
+struct body { /* what `read_body` needs besides the bits, and where it writes its results */
     const uint8_t *table, *base;
     size_t classes, elements;
     int kind;
@@ -313,11 +315,11 @@ static int count_steps(struct reader *reader, const struct body *body, uint32_t 
         if (larges[c] > counts[c]) reader->fault = "more large steps than steps";
     }
     if (*total > body->elements) reader->fault = "more steps than elements";
-    if (!reader->fault) room_for(reader, 2 * (uint64_t)*total);
+    if (!reader->fault) has_bits(reader, 2 * (uint64_t)*total);
     return reader->fault ? -1 : 0;
 }
 
-/* Turn ranks within classes into positions in the block. */
+/* Convert gaps within classes to positions in the block; put the steps into the order of these. */
 static void place(struct reader *reader, const struct body *body, const uint32_t *counts, const uint32_t *gaps,
                   const int32_t *steps, size_t total, int32_t *found) {
     if (body->classes == 1) {
@@ -335,7 +337,7 @@ static void place(struct reader *reader, const struct body *body, const uint32_t
         reader->fault = "the patch refers past the last element of a class: is it applied to the wrong base?";
 }
 
-/* Read a body; return its number of steps, or set a fault and return -1. */
+/* Read a body; return the number of its steps. On failure, set a fault and return -1. */
 static Py_ssize_t read_body(struct reader *reader, const struct body *body, size_t most) {
     uint32_t counts[CLASSES] = {0}, larges[CLASSES] = {0};
     size_t total = 0, begin = 0;
@@ -357,7 +359,7 @@ static Py_ssize_t read_body(struct reader *reader, const struct body *body, size
     return reader->fault ? -1 : (Py_ssize_t)total;
 }
 
-/* Writing bits. Once the room is used up, `full` is set and nothing more is written. */
+/* Writing bits. If the output is too small, `full` is set and nothing more is written. */
 
 struct writer {
     uint8_t *at, *end;
@@ -407,8 +409,8 @@ static Py_ssize_t put_end(struct writer *writer, const uint8_t *begin) {
 
 static inline uint32_t size_of(int32_t step) { return (uint32_t)(step < 0 ? -step : step); }
 
-/* Find the steps above 1 of a class in a block; write their gaps and their sizes minus 2; return
- * the number of such steps. */
+/* Find the steps of a class in a block whose size is above 1; write the gaps between them, and
+ * their sizes minus 2; return their number. */
 static size_t larges_of(const int32_t *steps, size_t count, uint32_t *gaps, uint32_t *sizes) {
     size_t found = 0, next = 0;
     for (size_t i = 0; i < count; i++)
@@ -432,7 +434,7 @@ static void write_class(struct writer *writer, const uint8_t *row, const uint32_
     }
 }
 
-/* Choosing codes, for one class over all blocks of a group. */
+/* Choosing codes for one class, over all blocks of a group. */
 
 static int best_rice(const uint32_t *values, size_t count, uint64_t *cost) {
     uint64_t sum = 0, best = UINT64_MAX;
@@ -450,8 +452,9 @@ static int best_rice(const uint32_t *values, size_t count, uint64_t *cost) {
     return chosen;
 }
 
-/* Return the Exp-Golomb parameter that is cheapest for `values` + 1 and for `zeros` zeros, by their
- * lengths. Set `cost` to the bits that `values` + `more` and the zeros then take. */
+/* Return the Exp-Golomb parameter with the fewest bits for the numbers `values[i] + 1` and `zeros`
+ * zeros, estimated from their lengths. Set `cost` to the bits of the numbers `values[i] + more` and
+ * of the zeros with this parameter. */
 static int best_golomb(const uint32_t *values, size_t count, uint32_t more, size_t zeros, uint64_t *cost) {
     uint64_t lengths[18] = {zeros}, best = UINT64_MAX;
     int chosen = 0;
@@ -505,6 +508,7 @@ static void tune_class(const struct group *group, size_t c, uint8_t *row, uint32
 
 #define BUFFERS_MAX 5
 
+/* Release the views; return `result`. */
 static PyObject *done(Py_buffer *views, int count, PyObject *result) {
     while (count--) PyBuffer_Release(&views[count]);
     return result;
@@ -537,7 +541,7 @@ static PyObject *py_compare(PyObject *module, PyObject *args) {
     return done(v, 3, PyLong_FromSize_t(total));
 }
 
-/* changes(base, target, kind, counts, gaps, steps), with the counts that `compare` has written */
+/* changes(base, target, kind, counts, gaps, steps), with the counts that `compare` wrote */
 static PyObject *py_changes(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer v[5];
@@ -578,7 +582,7 @@ static PyObject *py_tune(PyObject *module, PyObject *args) {
     return done(v, 4, Py_NewRef(Py_None));
 }
 
-/* write(counts, gaps, steps, table, room) -> bytes of the body; -1 if `room` is too small */
+/* write(counts, gaps, steps, table, room) -> size of the body; -1 if `room` is too small */
 static PyObject *py_write(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer v[5];
@@ -610,7 +614,7 @@ static PyObject *py_write(PyObject *module, PyObject *args) {
     return done(v, 5, PyLong_FromSsize_t(nbytes));
 }
 
-static int right_table(const struct body *body) {
+static int is_valid_table(const struct body *body) {
     for (size_t c = 0; c < body->classes; c++) {
         const uint8_t *row = body->table + FIELDS * c;
         if (row[COUNT] > WIDTH_MAX || row[GAP] > RICE_MAX || row[LARGE_GAP] > RICE_MAX || row[SIZE] > 15) return 0;
@@ -628,7 +632,7 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
     struct reader reader = {v[0].buf, (size_t)v[0].len, 0, 8 * (size_t)v[0].len, NULL};
     struct body body = {v[1].buf, v[2].buf, (size_t)v[1].len / FIELDS, (size_t)v[2].len / 2, kind, v[3].buf, v[4].buf};
     size_t most = (size_t)v[3].len / 4;
-    if (!right_table(&body) || body.elements > ELEMENTS_MAX || (size_t)v[4].len / 2 < most) return unfit(v, 5);
+    if (!is_valid_table(&body) || body.elements > ELEMENTS_MAX || (size_t)v[4].len / 2 < most) return unfit(v, 5);
     Py_ssize_t count;
     Py_BEGIN_ALLOW_THREADS
     count = read_body(&reader, &body, most);

@@ -1,5 +1,5 @@
-/* Scans over all elements of a block, 64 at a time. `_delta.c` includes this file once for each
- * instruction set, and before that defines
+/* Scans all elements of a block, 64 at a time. `_delta.c` includes this file once for each
+ * instruction set, and defines before each include:
  *
  *     NAME(function)          the name of a function for this instruction set
  *     FOR                     the attribute that permits its instructions
@@ -7,7 +7,7 @@
  *     NAME(load)(&w, p, kind) determines these classes
  *     NAME(mask)(&w, c)       the elements of a class, one bit each
  *     NAME(differ)(p, q)      the elements that differ, one bit each
- *     NAME(nth)(mask, n)      the index of the nth bit that is set, from 0
+ *     NAME(nth)(mask, n)      the index of the nth bit that is set (n from 0)
  */
 
 /* Count the elements of each class that differ; return the sum. */
@@ -58,7 +58,8 @@ FOR static void NAME(changes)(const struct pair *pair, int kind, const struct cl
     }
 }
 
-/* Scan a block, counting down each class's gap; write positions and steps; return how many. */
+/* Scan a block, and count down each class's gap. Write the position and the step of each element
+ * that differs; return how many there are. */
 FOR static size_t NAME(find)(const uint8_t *base, size_t elements, int kind, struct counter *counters, int count,
                              uint32_t *positions, int32_t *found) {
     size_t put = 0;
@@ -69,7 +70,7 @@ FOR static size_t NAME(find)(const uint8_t *base, size_t elements, int kind, str
         uint64_t valid = elements - at < WINDOW ? ((uint64_t)1 << (elements - at)) - 1 : ~(uint64_t)0;
         for (int i = 0; i < count; i++) {
             struct counter *counter = &counters[i];
-            uint64_t mask = NAME(mask)(&window, counter->number) & valid;
+            uint64_t mask = NAME(mask)(&window, counter->class_id) & valid;
             uint32_t here = (uint32_t)ones(mask);
             while (counter->left < here) {
                 positions[put] = (uint32_t)(at + NAME(nth)(mask, counter->left));

@@ -1,7 +1,7 @@
 /* The C helper, for loops that are too slow in Python: checksums while copying, many small copies
  * in one call, the inspection of many tensors, and the exchange of pages. Only `native.py` calls
- * the helper. That file describes the functions, and has the same functions in Python. Nothing here
- * depends on the protocol. */
+ * the helper; it describes the functions, and has the same functions in Python. Nothing in this
+ * file depends on the protocol. */
 #define PY_SSIZE_T_CLEAN
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -13,12 +13,12 @@
 
 #include "_crc32c.h"
 
-#define LOCKED_BYTES 32768 /* below this size, hashing keeps the GIL */
-#define AHEAD 4            /* prefetch the memory of the tensor that is this many ahead */
+#define LOCKED_BYTES 32768 /* below this size, hashing keeps the GIL, and copies use the caches */
+#define AHEAD 4            /* how many tensors ahead of the current one memory is prefetched */
 
 static wb_fold fold;
 
-/* Buffers of arguments, which are all released together. */
+/* The buffers of a call's arguments, which are released together. */
 struct views {
     Py_buffer at[5];
     int count;
@@ -35,6 +35,7 @@ static PyObject *close_views(struct views *views, PyObject *result) {
     return result;
 }
 
+/* Return 0 if the number of arguments is right; else raise TypeError and return -1. */
 static int wrong_number(Py_ssize_t given, Py_ssize_t wanted) {
     if (given == wanted) return 0;
     PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %zd", given, wanted);
@@ -93,16 +94,16 @@ static int open_addresses(struct views *views, PyObject *const *args, int count)
 /* No memory is mapped below this address (vm.mmap_min_addr): a lower one is null plus an offset. */
 #define FIRST_ADDRESS 4096
 
-static int is_nowhere(uint64_t address, uint64_t size) {
+static int is_unmapped(uint64_t address, uint64_t size) {
     return (size != 0) & ((address < FIRST_ADDRESS) | (address + size < address));
 }
 
-/* Check all addresses before a byte is copied: a tensor may have been freed, or have no memory. */
+/* Raise ValueError if an address cannot be valid: a tensor may have been freed, or have no memory. */
 static int check_addresses(const uint64_t *addresses, const uint64_t *sizes, size_t count) {
     int wrong = 0;
-    for (size_t i = 0; i < count; i++) wrong |= is_nowhere(addresses[i], sizes[i]);
+    for (size_t i = 0; i < count; i++) wrong |= is_unmapped(addresses[i], sizes[i]);
     for (size_t i = 0; wrong && i < count; i++)
-        if (is_nowhere(addresses[i], sizes[i])) {
+        if (is_unmapped(addresses[i], sizes[i])) {
             PyErr_Format(PyExc_ValueError, "%llu bytes at address %llu: there is no memory, so a tensor has been freed, or never had any",
                          (unsigned long long)sizes[i], (unsigned long long)addresses[i]);
             return -1;
@@ -116,8 +117,9 @@ static void fetch_ahead(const uint64_t *addresses, size_t index, size_t count) {
     for (int line = 0; line < 3; line++) __builtin_prefetch(next + 64 * line);
 }
 
-/* Copy with streaming stores, which do not read the destination first: a third less traffic. */
-static void copy_around(uint8_t *to, const uint8_t *from, size_t n) {
+/* Copy with streaming stores. These do not first read the destination, so a third of the memory
+ * traffic is saved. */
+static void copy_streaming(uint8_t *to, const uint8_t *from, size_t n) {
 #if defined(__x86_64__)
     size_t at = -(uintptr_t)to & 15;
     memcpy(to, from, at);
@@ -145,7 +147,7 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
     for (size_t i = 0; i < count; i++) {
         fetch_ahead(from, i, count);
         if (stream && sizes[i] >= LOCKED_BYTES)
-            copy_around((uint8_t *)(uintptr_t)to[i], (const uint8_t *)(uintptr_t)from[i], sizes[i]);
+            copy_streaming((uint8_t *)(uintptr_t)to[i], (const uint8_t *)(uintptr_t)from[i], sizes[i]);
         else if (sizes[i]) /* an empty tensor may have no valid address */
             memcpy((void *)(uintptr_t)to[i], (const void *)(uintptr_t)from[i], sizes[i]);
     }
@@ -153,7 +155,7 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
     return close_views(&views, Py_NewRef(Py_None));
 }
 
-/* The progress of a gather: `done` bytes; `crc` is that of the current chunk so far. */
+/* The progress of `gather`: `done` is the number of bytes, `crc` that of the current chunk so far. */
 struct place {
     uint8_t *to;
     size_t done, chunk_bytes;
@@ -233,7 +235,7 @@ static Py_ssize_t mark_of(const Exchange *exchange, PyObject *tensor, char *out,
     Tensor found;
     if (exchange->look(tensor, &found) < 0) return -1;
     if (found.ndim < 0 || found.ndim > RANK_MAX || found.dtype.code == COMPLEX) {
-        PyErr_SetString(PyExc_BufferError, "this is not all that there is to know of this tensor");
+        PyErr_SetString(PyExc_BufferError, "DLPack does not describe this tensor completely");
         return -1; /* a complex tensor may be conjugated, which DLPack does not show */
     }
     uint64_t address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
@@ -267,10 +269,10 @@ static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t given
     const Exchange *exchange = PyCapsule_GetPointer(args[1], "dlpack_exchange_api");
     if (!exchange) return NULL;
     if (exchange->version.major != 1 || !exchange->look) {
-        PyErr_SetString(PyExc_BufferError, "these tensors cannot be looked at through DLPack 1");
+        PyErr_SetString(PyExc_BufferError, "these tensors cannot be inspected by DLPack 1");
         return NULL;
     }
-    PyObject *tensors = PySequence_Fast(args[0], "a sequence of tensors is wanted");
+    PyObject *tensors = PySequence_Fast(args[0], "`tensors` must be a sequence of tensors");
     if (!tensors) return NULL;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors), room = 64 * count + 4096, used = 0;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, room);
@@ -293,7 +295,7 @@ static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t given
 }
 
 #if defined(__linux__) && defined(MREMAP_DONTUNMAP) && defined(MAP_FIXED_NOREPLACE)
-#define TABLE_BYTES ((size_t)1 << 21) /* what a page table maps: if aligned so, it is moved whole */
+#define TABLE_BYTES ((size_t)1 << 21) /* what a page table maps; so aligned, whole tables are moved */
 
 static _Atomic int stopped; /* the errno that ended all exchanges of pages; 0: none */
 
@@ -301,9 +303,9 @@ static void *map(void *at, size_t nbytes, int protection, int how) {
     return mmap(at, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
 }
 
-/* Move pages; `from` stays mapped, so that no other thread can map memory there. Most failures
-   occur after the kernel has unmapped `to`: this function then maps `to` again, empty. Returns 0 or
-   an errno; the errno is negative if another thread has mapped `to` meanwhile. */
+/* Move pages. `from` stays mapped, so that no other thread can map memory there. Most failures
+   occur after the kernel has unmapped `to`; then this function maps empty memory at `to`. Returns 0
+   or an errno; the errno is negative if another thread has mapped memory at `to` before. */
 static int move_pages_to(void *to, void *from, size_t nbytes) {
     if (mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) return 0;
     int error = errno;
@@ -313,7 +315,7 @@ static int move_pages_to(void *to, void *from, size_t nbytes) {
 }
 
 /* Like `move_pages_to`, but `to` is memory of tensors or of a version. Aborts if another thread has
-   mapped `to`, as later writes to the tensors would corrupt that thread's memory. */
+   mapped memory at `to`, since later writes to the tensors would corrupt that thread's memory. */
 static int move_pages_home(void *to, void *from, size_t nbytes) {
     int error = move_pages_to(to, from, nbytes);
     if (error >= 0) return error;
@@ -321,11 +323,11 @@ static int move_pages_home(void *to, void *from, size_t nbytes) {
     abort();
 }
 
-/* Exchange pages through `spare`; `one` and `other` always stay mapped, and no content is lost. */
+/* Exchange pages by way of `spare`. `one` and `other` always stay mapped, and no content is lost. */
 static int exchange_by(void *one, void *other, void *spare, size_t nbytes) {
     int error = move_pages_to(spare, one, nbytes);
     if (error) return error;
-    error = move_pages_home(one, other, nbytes); /* if it fails, `one` gets its own pages back */
+    error = move_pages_home(one, other, nbytes); /* if this fails, `one` gets its own pages back */
     void *back = error ? one : other;
     if (move_pages_home(back, spare, nbytes)) memcpy(back, spare, nbytes);
     return error;
@@ -338,7 +340,7 @@ static int exchange_pages(void *one, void *other, size_t nbytes) {
     if (whole == MAP_FAILED) return ENOBUFS;
     char *spare = whole + (-(uintptr_t)whole & (TABLE_BYTES - 1));
     int error = exchange_by(one, other, spare, nbytes);
-    if (error < 0) return -error; /* another thread has mapped the addresses: do not unmap them */
+    if (error < 0) return -error; /* another thread has mapped memory there: do not unmap it */
     munmap(whole, room);
     return error;
 }
@@ -361,7 +363,7 @@ static PyObject *exchange(PyObject *module, PyObject *args) {
     error = exchange_pages((void *)(uintptr_t)one, (void *)(uintptr_t)other, (size_t)nbytes);
     Py_END_ALLOW_THREADS
     if (!error) Py_RETURN_NONE;
-    if (error == ENOBUFS) return PyErr_Format(PyExc_MemoryError, "no room for %llu bytes more in between", nbytes);
+    if (error == ENOBUFS) return PyErr_Format(PyExc_MemoryError, "no address space for %llu more bytes, which an exchange of pages needs", nbytes);
     errno = error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }

@@ -1,8 +1,8 @@
-"""Applying a version: copies a whole data section into a target, in place.
+"""Applies a version: copies a whole data section into a target, in place.
 
 A target is an `nn.Module`, a `TensorDict`, or a mapping of torch tensors or numpy arrays. Names,
 dtypes and shapes are all compared before the first byte is written. The target's tensors keep their
-memory (`data_ptr`), device and `requires_grad`. A module on the meta device is given memory.
+memory (`data_ptr`), device and `requires_grad`. Only a module on the meta device gets new memory.
 """
 
 import sys
@@ -48,14 +48,14 @@ class _Target:
     leaves: Mapping[str, Leaf]
     extra: "Mapping[str, Callable[[torch.Tensor], None]]"
     faults: list[str]
-    materialises: bool = False  # whether tensors on the meta device get memory
-    loading: "Loading | None" = None  # how to load the target, if copying is not enough
+    materialises: bool = False  # whether tensors on the meta device are allowed, and get memory
+    loading: "Loading | None" = None  # how to load the target if copying is not enough
 
 
 def check(
     layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
 ) -> list[str]:
-    """Return error lines: why versions of this layout do not fit the target; none if they fit.
+    """Return error lines that say why versions of this layout do not fit the target, if any.
 
     The target is not changed.
 
@@ -63,8 +63,8 @@ def check(
         layout: The layout of a version.
         target: The target.
         strict: True: names must be equal. False: names that only one side has are ignored.
-            "target": names that only the layout has are ignored. A name that is tied to a name of
-            both sides is never a difference (`ties`).
+            "target": names that only the layout has are ignored. A name that is tied to a name
+            which both sides have is never a difference (`ties`).
         cast: Whether dtypes may differ (see `dtypes.castable`).
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
@@ -95,9 +95,9 @@ def summing(
         layout: The layout of a version.
         target: The target.
         names: Names of the layout.
-        sums: A list, to which this appends one item for each name: the CRC-32C of the tensor's
-            bytes as a version would have them; None if the target has no such tensor, or one of
-            another dtype or shape.
+        sums: A list to which one item is appended for each name: the CRC-32C of the tensor's bytes
+            as a version would have them. None: the target has no such tensor, or its dtype or shape
+            differs.
 
     Yields:
         The number of bytes of each step.
@@ -109,7 +109,7 @@ def summing(
         spec = layout.by_name(name)
         leaf = leaves.get(name, tied.get(spec.name))
         total: int | None = None
-        if leaf is not None and _is_like(name, leaf, spec):
+        if leaf is not None and _has_signature(name, leaf, spec):
             total = 0
             for piece in _pieces(leaf):
                 data = _bytes_of(piece, spec)
@@ -118,7 +118,7 @@ def summing(
         sums.append(total)
 
 
-def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
+def _has_signature(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
     try:
         return not _on_meta(leaf) and signature(name, leaf) == (spec.dtype, spec.shape)
     except StateError:
@@ -126,7 +126,7 @@ def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
 
 
 def _pieces(leaf: Leaf) -> Iterator[Leaf]:
-    """Yield small pieces of a tensor, in element order: hashing may need a copy of each piece."""
+    """Yield small pieces of a tensor, in element order, since hashing may copy each piece."""
     if leaf.nbytes <= STEP_BYTES or not leaf.ndim:
         yield leaf
         return
@@ -159,7 +159,7 @@ def copy_into(
 
 
 def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_tensors.Array]:
-    """Return the tensor of each name as a read-only array, which shares `data` if it is aligned."""
+    """Return the tensor of each name as a read-only array, which shares `data` if aligned."""
     section = Section(layout, data)
     for view in section.arrays.values():
         view.flags.writeable = False
@@ -181,26 +181,27 @@ def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.T
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The comparison of a target with the layout; valid until the target's marks change."""
+    """The result of comparing a target with the layout; valid until the target's marks change."""
 
     target: object
     how: tuple[Strict, bool]  # the arguments `strict` and `cast` of the comparison
-    outline: Marks  # the target's marks; see `Outline`
+    marks: Marks  # the target's marks; see `Outline`
     copies: Copies
     pairs: "_Pairs"
     destinations: list[Leaf]
     sources: list[Leaf]
-    large: list[Leaf]  # destinations whose storages are measured: see `torch_tensors.LARGE_BYTES`
+    large: list[Leaf]  # destinations whose storage sizes are checked: `torch_tensors.LARGE_BYTES`
     loading: "Loading | None"
     narrowed: Narrowed | None  # tensors converted to a dtype that cannot hold all values
 
 
 class _Pairs:
-    """Pairs of a target's tensor and the published tensor. Each piece of memory is in one pair.
+    """Pairs of a target's tensor and a published tensor. A tied tensor of the target is in one.
 
     Attributes:
         written: Each tensor of the target to write, with the published tensor.
-        tied: Pairs of names that are one tensor in the target, and two in the version.
+        tied: Pairs of names that are one tensor in the target but two in the version. An item is
+            (name, published tensor, other name, other published tensor).
     """
 
     def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
@@ -220,7 +221,7 @@ class _Pairs:
     def check(self, equal: Callable[[TensorSpec, TensorSpec], bool]) -> None:
         """Check that tensors that are tied only in the target have equal values.
 
-        This is needed for every version, as each has other values.
+        This is needed for every version, since values differ from version to version.
 
         Args:
             equal: Returns whether two published tensors have equal values.
@@ -240,7 +241,7 @@ class Reader:
     """Copies successive versions of one layout from one buffer to targets.
 
     Attributes:
-        begun: Whether a target may have changed since the caller reset this attribute.
+        begun: Whether a copy may have changed a target since the caller reset this attribute.
         lost: The finite values that did not fit the target's dtype in the last copy, by name.
     """
 
@@ -255,7 +256,7 @@ class Reader:
         self._from_second = False  # whether copies read the second copy
 
     def pin(self, devices: "Collection[torch.device]") -> None:
-        """Pin the buffer, so that devices can copy from it directly. Slow, but needed only once."""
+        """Pin the buffer, so that devices can copy from it directly. This is slow; done once."""
         if devices and self._pinned is None:
             from . import device_memory
 
@@ -269,7 +270,7 @@ class Reader:
             devices: The devices of the target.
 
         Returns:
-            Whether the second copy is mapped. If it is, copies do not read the buffer itself.
+            Whether the second copy is mapped. If so, later copies do not read the buffer itself.
         """
         second: torch.Tensor | None = None
         if note.strip(b"\0") and len(devices) == 1 and self.section.aligned():
@@ -299,10 +300,12 @@ class Reader:
         return self.section.like(spec.name, leaf) if tensor is None else tensor
 
     def _value(self, spec: TensorSpec) -> "torch.Tensor":
+        """Return a copy of a published tensor on the CPU."""
         tensor = self._in_second(spec)
         return self.section.tensors[spec.name].clone() if tensor is None else tensor.cpu()
 
     def _equal(self, a: TensorSpec, b: TensorSpec) -> bool:
+        """Return whether two published tensors have the same bytes."""
         if self._from_second and self._second is not None and self._second[2] is not None:
             flat = self._second[2]
             return bool((flat[a.begin : a.end] == flat[b.begin : b.end]).all())
@@ -312,7 +315,7 @@ class Reader:
     def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
         """Return where a target differs from the version; None if copying everything is as fast.
 
-        Also return None for a target that this reader has not copied to yet.
+        Also return None if this reader's last copy was not to this target.
         """
         known = self._known_as(target, outline_at_once(target), (strict, cast))
         if known is None:
@@ -329,7 +332,7 @@ class Reader:
         known = self._known
         if known is None or outline is None or not (known.target is target and known.how == how):
             return None
-        if outline.marks != known.outline or (known.large and not in_memory(known.large)):
+        if outline.marks != known.marks or (known.large and not in_memory(known.large)):
             return None
         return known
 
@@ -401,7 +404,7 @@ class Reader:
         return narrowed.found(self.section.data, {})
 
     def values(self, leaves: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
-        """Return copies of the published tensors, under all names that a module has for them."""
+        """Return copies of the published tensors, under all names in `leaves` that they fill."""
         layout = self.section.layout
         values: dict[str, torch.Tensor] = {}
         tied: dict[TensorPlace, torch.Tensor] = {}
@@ -441,7 +444,7 @@ class Reader:
 
 
 def _narrowed(pairs: _Pairs) -> Narrowed | None:
-    """Return the pairs whose conversion may lose values, since the new dtype has less range."""
+    """Return the tensors whose conversion may lose values, since the new dtype has less range."""
     own = ((spec, signature(spec.name, leaf)[0]) for leaf, spec in pairs.written)
     targets = {spec.name: leaf for leaf, spec in pairs.written}
     return Narrowed.of(((spec, spec.dtype, dtype) for spec, dtype in own), targets)
@@ -461,7 +464,7 @@ def _open(target: object) -> _Target:
 
 
 def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> list[str]:
-    # Return error lines: how a target differs from the layout.
+    # Return error lines that say how a target differs from the layout.
     published = dict(layout.signatures)
     lines = list(target.faults)
     if lines and not target.leaves:

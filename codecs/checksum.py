@@ -1,4 +1,4 @@
-"""Integrity checks: a CRC-32C for each chunk, one digest for the whole version."""
+"""Computes what proves that bytes are intact: a CRC-32C of each chunk, a digest of a version."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from .numpy_tensors import Memory
-else:  # Python's own SHA-256: OpenSSL's setup takes longer than hashing so few bytes
+else:  # Python's own SHA-256, since OpenSSL's setup takes longer than hashing so few bytes
     try:
         from _sha2 import sha256
     except ImportError:  # before Python 3.12
@@ -26,14 +26,14 @@ CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger chunks were not faster over loopb
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
-    """Return the digest of a version: lowercase hex SHA-256 over these bytes, in this order:
+    """Return the digest of a version: the SHA-256, in lowercase hex, of these bytes in this order:
 
         the layout id, as 32 raw bytes
         the size of a chunk, u64 little-endian
         the CRC-32C of every chunk, each u32 little-endian, in order
 
-    The digest covers the layout, the order, and every chunk. It needs no second pass over the data,
-    since the CRC of each chunk is known already. CRC-32C and SHA-256 exist in every language.
+    The digest covers the layout, every chunk and the chunks' order. It needs no second pass over
+    the data, since each chunk's CRC-32C is known already. Every language has CRC-32C and SHA-256.
     """
     packed = struct.pack(f"<{len(crcs)}I", *crcs)
     return sha256(_before(layout_id, chunk_bytes) + packed).hexdigest()
@@ -41,7 +41,7 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _before(layout_id: str, chunk_bytes: int) -> bytes:
-    """Return the bytes before the checksums, which all versions of a layout have in common."""
+    """Return the bytes before the checksums, which all versions of a layout share."""
     return bytes.fromhex(layout_id) + chunk_bytes.to_bytes(8, "little")
 
 

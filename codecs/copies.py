@@ -1,11 +1,11 @@
-"""Repeated copies of many tensors, pair by pair.
+"""Copies many tensors, pair by pair, and prepares this once for repeated copies.
 
-A call of numpy or torch takes longer than copying a small tensor. So pairs that are plain memory on
-both sides are copied as memory. The others are copied by numpy, or by one call of torch for all.
+A call of numpy or torch takes longer than copying a small tensor. So pairs of tensors that are both
+plain memory are copied as memory. Other pairs are copied by numpy, or by torch in few calls.
 
-Tensors on a CUDA device are copied at the speed of the link (`device_copies`), asynchronously.
+Tensors on a CUDA device are copied asynchronously, at the speed of the link (`device_copies`).
 
-If few elements differ, `Differences` finds them beforehand, and writes only these elements.
+If few elements differ, `Differences` finds these first, and then writes only them.
 """
 
 import math
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .device_copies import Arriving, DeviceCopies, Second
 
 STEP_BYTES = 2**26  # bytes copied between two calls of `check`: some hundredths of a second
-SCAN_WORDS: Final = 2**17  # words compared at once: so many fit into the caches
+SCAN_WORDS: Final = 2**17  # words compared at once, which fit into the caches
 SMALL_BYTES: Final = 2**14  # a smaller tensor is copied as fast as it is compared
-SPARSE: Final = 10  # at most one word in 10 may differ: otherwise copying all is as fast
+SPARSE: Final = 10  # at most one word in 10 may differ: otherwise copying everything is as fast
 
 Words = NDArray[np.unsignedinteger]
 
@@ -37,14 +37,14 @@ class Copies:
 
     Args:
         destinations: The tensors to write. Each is a numpy array if and only if its source is one.
-        sources: The tensors to read. Neither list is kept: callers pass both again to each method,
-            and the tensors must still have the same memory (`state.Outline` detects changes).
-        private: Whether only the caller uses the destinations, so that autograd need not know.
-        second: The second copy on a device: sources on that device are copied to it first.
+        sources: The tensors to read. Neither list is stored: callers pass both to each method, and
+            the tensors must still have the same memory (`state.Outline` detects changes).
+        private: Whether only the caller uses the destinations, so autograd need not be notified.
+        second: The second copy on a device, to which sources on that device are first copied.
 
     Attributes:
         devices: Makes the copies to or from devices; None if there are none.
-        plain: A function that copies every tensor as memory; None if some tensors need another way.
+        plain: A function that copies every tensor as memory; None if that is impossible for some.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Copies:
         sources: Sequence[Leaf],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy every tensor. `check` is called between steps, and may raise to stop."""
+        """Copy every tensor. `check` is called between steps; it may raise to stop the copying."""
         arriving = self.begin(destinations, sources, check)
         if arriving is not None:
             try:
@@ -114,7 +114,7 @@ class Copies:
         sources: Sequence[Leaf],
         check: Callable[[], None] = lambda: None,
     ) -> "Arriving | None":
-        """Copy every tensor in this process's memory, and start the copies to or from devices.
+        """Copy the tensors in this process's memory, and start the copies to or from devices.
 
         Returns:
             The copies in progress; None if all are complete.
@@ -147,7 +147,7 @@ def devices_of(leaves: Iterable[Leaf]) -> "frozenset[torch.device]":
 
 
 def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
-    """Return the indexes in groups: of about `STEP_BYTES` of tensors, or of one larger tensor."""
+    """Divide the indexes into groups with about `STEP_BYTES` of tensors, or one larger tensor."""
     steps, nbytes = list[list[int]](), STEP_BYTES
     for index in indexes:
         if nbytes >= STEP_BYTES:
@@ -184,18 +184,18 @@ def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] 
 
 
 class Differences:
-    """Finds the elements in which destinations differ from sources, and writes only these.
+    """Finds the words in which destinations differ from sources, and writes only these.
 
     Args:
         destinations, sources: As in `Copies`.
 
     Raises:
-        ValueError: Too many elements differ, or a tensor is not plain memory.
+        ValueError: Too many words differ, or a tensor is not plain memory or has another dtype.
     """
 
     def __init__(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
         self._pairs = destinations, sources
-        self._held: list[Leaf] = []  # keeps the memory, even if a user replaces a tensor's data
+        self._held: list[Leaf] = []  # keeps the memory alive if a user replaces a tensor's data
         self._large: list[int] = []
         self._found: list[tuple[Words, NDArray[np.intp], Words]] = []
         small: list[int] = []
@@ -213,7 +213,7 @@ class Differences:
         to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)
         if not (to and from_) or destination.dtype != source.dtype:
             raise ValueError("a tensor is not plain memory, or is converted")
-        width = math.gcd(*to, from_[0], 8)  # bytes of a word: wide words are compared faster
+        width = math.gcd(*to, from_[0], 8)  # bytes of a word: the wider, the faster
         target, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
         at = self._where(target, new)
         if at.size:

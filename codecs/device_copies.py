@@ -1,9 +1,10 @@
-"""Copies to and from a CUDA device, of many tensors, at the speed of the link.
+"""Copies many tensors to or from a CUDA device, at the speed of the link.
 
 Theory of operation: each copy takes microseconds to start, so small tensors are transferred
 together. Adjacent small tensors of a data section form a *batch*: a few kernels on the device
-gather (or scatter) them, and one copy transfers the batch. The staging buffer for that has two
-halves: one is filled while the other is transferred. Large tensors are transferred alone.
+gather (or scatter) them, and one copy transfers the batch through a staging buffer on the device
+(the *stage*). It has two halves: one is filled while the other is transferred. Large tensors are
+transferred alone.
 
     out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
     in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
@@ -12,8 +13,8 @@ All copies run on two streams of this module, after all earlier work of the call
 work of that stream waits on the device for the end of the copies, so the caller may write to the
 tensors at once. The host waits only in `Arriving.wait`.
 
-With a *mirror*, copies out of the device first make a second copy there. The caller's stream then
-waits only until the second copy is made, which can be transferred at any later time.
+With a *mirror*, copies out of the device first make a second copy on the device. The caller's
+stream then waits only for the second copy, which can be transferred at any later time.
 """
 
 import threading
@@ -36,10 +37,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 Index = tuple[int | slice, ...]  # index of a part of a tensor; empty: the whole tensor
 
 HALF_BYTES: Final = 2**25  # half of the stage, the largest transfer: 0.6 ms on PCIe 5
-ALONE_BYTES: Final = 2**20  # larger tensors are transferred by themselves
+ALONE_BYTES: Final = 2**20  # tensors from this size on are transferred alone
 ALIGNED: Final = 16  # a batch has the same address modulo 16 in the stage as in memory
 PIECE_BYTES: Final = HALF_BYTES - ALIGNED
-# Dtypes that torch copies in one call (`_foreach_copy_`); others are copied one by one.
+# Dtypes of which torch copies many tensors in one call (`_foreach_copy_`).
 TOGETHER: Final = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -54,8 +55,8 @@ class Lane:
     Attributes:
         near: The stream of copies within the device.
         link: The stream of transfers.
-        free: For each half of the stage, the event that its content has been consumed.
-        full: For each half of the stage, the event that its content is complete.
+        free: For each half of the stage, the event that marks that its content was consumed.
+        full: For each half of the stage, the event that marks that its content is complete.
         lock: Held while work is queued on these streams.
     """
 
@@ -70,14 +71,14 @@ class Lane:
         """Return a new CUDA event."""
         return cast("Any", torch.cuda.Event)()
 
-    def reached(self, stream: Any) -> Any:
-        """Return an event that is reached when a stream's present work is done."""
+    def event_after(self, stream: Any) -> Any:
+        """Return an event that is reached when the work now queued on a stream is done."""
         event = self.event()
         event.record(stream)
         return event
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Return a context manager during which a stream is the current one."""
+        """Return a context manager that makes a stream the current one."""
         return cast("AbstractContextManager[None]", torch.cuda.stream(stream))
 
     def current(self) -> Any:
@@ -85,7 +86,7 @@ class Lane:
         return torch.cuda.current_stream(self.device)
 
     def capturing(self) -> bool:
-        """Return whether the caller's stream is captured into a CUDA graph."""
+        """Return whether the caller's stream is being captured into a CUDA graph."""
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 
@@ -117,6 +118,7 @@ def _lane(device: torch.device, _direction: Direction) -> Lane:
 
 
 def lane_of(device: torch.device, direction: Direction) -> Lane:
+    """Return the lane of a device and direction; the first call makes it."""
     with _making:
         return _lane(device, direction)
 
@@ -134,12 +136,14 @@ class Arriving:
 
     @property
     def done(self) -> bool:
+        """True if all copies are complete."""
         return all(event.query() for event in self._done)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until all copies are complete. `check` is called repeatedly, and may raise to stop.
+        """Wait until all copies are complete. `check` is called repeatedly; it may raise.
 
-        An exception from `check` stops no copy: wait again before you reuse the memory.
+        An exception from `check` ends the waiting but no copy: wait again before you reuse the
+        memory.
         """
         begun = time.monotonic()
         while not self.done:
@@ -150,7 +154,7 @@ class Arriving:
 
 
 class _CopyGroup:
-    """Copies within a device: plain tensors of one dtype in one call, others one by one."""
+    """Copies within a device: small plain tensors of one dtype in one call, others singly."""
 
     def __init__(self) -> None:
         self._alike: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
@@ -177,7 +181,7 @@ class _CopyGroup:
 
 
 def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether one tensor can be copied to the other as bytes."""
+    """Return whether a tensor can be copied to another as bytes."""
     return one.dtype == other.dtype and all(
         tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         for tensor in (one, other)
@@ -185,7 +189,7 @@ def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
-    """Yield the indexes of a tensor's parts, in element order. Each fits into half the stage."""
+    """Yield the indexes of a tensor's parts, in element order. Each part fits into half a stage."""
     part = host[index] if index else host
     if part.nbytes <= PIECE_BYTES or not part.ndim:
         yield index
@@ -201,19 +205,19 @@ def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
 
 
 class _Batch:
-    """Adjacent memory that is transferred as one, through a half of the stage."""
+    """Adjacent memory that is transferred in one copy, through a half of the stage."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin  # addresses
         self.members: list[tuple[int, Index]] = []
-        # Pairs of memory and its place in the stage; made again when the stage is replaced.
+        # Pairs (memory, the same bytes in the stage); made anew when the stage is replaced.
         self.crossing: list[Pair] = []
         self.group = _CopyGroup()
 
     def lay(
         self, half: torch.Tensor, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]
     ) -> None:
-        """Prepare the copies between memory, `half` and the device's tensors."""
+        """Prepare the copies between memory, the stage's `half` and the device's tensors."""
         first, nbytes = self.begin % ALIGNED, self.end - self.begin
         staged, self.group = half[first : first + nbytes], _CopyGroup()
         for place, index in self.members:
@@ -279,7 +283,7 @@ class _Crossing:
         self._stage = stage
 
     def begin(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
-        """Queue the copies after the work of the caller's stream; return an event for their end."""
+        """Queue the copies after the work of the caller's stream; return the event of their end."""
         lane = self._lane
         with lane.lock, torch.inference_mode():
             self._lay(hosts, devices)
@@ -287,7 +291,9 @@ class _Crossing:
             lane.near.wait_stream(current)
             lane.link.wait_stream(current)
             both = hosts, devices
-            done = lane.reached(self._out(*both) if self._direction == "out" else self._in(*both))
+            done = lane.event_after(
+                self._out(*both) if self._direction == "out" else self._in(*both)
+            )
             current.wait_event(done)
             return done
 
@@ -340,7 +346,7 @@ class _Crossing:
 
 
 class _Mirrored:
-    """Copies out of one device through a second copy there, laid out like the host memory."""
+    """Copies out of one device by a second copy on it, with the layout of the host memory."""
 
     def __init__(
         self,
@@ -377,7 +383,7 @@ class _Mirrored:
         """Do nothing: no further memory is needed."""
 
     def begin(self, _hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
-        """Queue the copies; the caller's stream waits only for the second copy."""
+        """Queue all copies; the caller's stream waits only for the second copy."""
         self.copy(devices)
         return self.cross()
 
@@ -390,7 +396,7 @@ class _Mirrored:
             lane.near.wait_stream(lane.link)  # `link` may still transfer the previous second copy
             with lane.on(lane.near):
                 self._group.run(devices, "out")
-            copied = lane.reached(lane.near)
+            copied = lane.event_after(lane.near)
             current.wait_event(copied)
             return copied
 
@@ -402,7 +408,7 @@ class _Mirrored:
             with lane.on(lane.link):
                 for memory, mirror in self._runs:
                     memory.copy_(mirror, non_blocking=True)
-            return lane.reached(lane.link)
+            return lane.event_after(lane.link)
 
 
 class _Within:
@@ -430,7 +436,7 @@ class _Within:
             lane.near.wait_stream(current)
             with lane.on(lane.near):
                 self._group.run(destinations, "in")
-            done = lane.reached(lane.near)
+            done = lane.event_after(lane.near)
             current.wait_event(done)
             return done
 
@@ -483,7 +489,7 @@ class DeviceCopies:
             inward.ready(sources, destinations)
 
     def begin(self, destinations: Sequence[Any], sources: Sequence[Any]) -> Arriving:
-        """Queue all copies, after `ready`; see the theory of operation."""
+        """Queue all copies, after `ready`; they run as the theory of operation says."""
         done = [each.begin(destinations, sources) for each in self._outward]
         done += [each.begin(sources, destinations) for each in self._inward]
         return Arriving(done, (destinations, sources))
@@ -494,6 +500,7 @@ class DeviceCopies:
         return Arriving(done, sources)
 
     def cross(self) -> "Arriving":
+        """Queue the transfer of the second copy that `copy` made."""
         return Arriving(
             [each.cross() for each in self._outward if isinstance(each, _Mirrored)], None
         )
@@ -506,7 +513,7 @@ def _cut(memory: torch.Tensor, other: torch.Tensor) -> list[Pair]:
 
 
 def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """Return `nbytes` bytes of a view's storage, from where the view begins."""
+    """Return `nbytes` bytes of a view's storage, from the begin of the view."""
     storage = view.untyped_storage()
     begin = view.data_ptr() - storage.data_ptr()
     flat: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=view.device)
@@ -516,14 +523,14 @@ def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
 class Readers:
     """Events that mark the end of readers' work on devices; the next writer waits for them.
 
-    A device may still execute a reader's work after its block of code has ended.
+    A device may still execute a reader's work after the reader's block of code has ended.
     """
 
     def __init__(self) -> None:
         self.devices: frozenset[torch.device] = frozenset()  # the devices of all targets
         self._last: dict[tuple[torch.device, int], Any] = {}
 
-    def left(self) -> None:
+    def record_end(self) -> None:
         """Record that a reader's work, in this thread's current streams, ends here."""
         for device in self.devices:
             lane = lane_of(device, "in")

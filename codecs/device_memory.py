@@ -1,7 +1,7 @@
-"""Memory for a CUDA device: pinned pages of this process, and shareable device memory.
+"""Pins pages of this process for a CUDA device, and makes device memory that others can map.
 
-The module calls the driver's library, since `torch` has no calls for most of this. The module does
-not call the CUDA runtime library: an error there would remain as the runtime's last error, and the
+This module calls the driver's library, since `torch` has no functions for most of this. It does not
+call the CUDA runtime library: an error there would remain as the runtime's last error, and the
 user's next check would report it. Without the driver's library (ROCm, macOS) nothing is pinned or
 shared: copies are correct, but slower.
 
@@ -23,7 +23,7 @@ from .numpy_tensors import Bytes
 
 log = logging.getLogger("weightbus")
 
-# CUresult and flags, as in cuda.h.
+# CUresult codes and flags, as in cuda.h.
 OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 PORTABLE, READ_ONLY = 1, 8
 LAZY_PEER_ACCESS = 1
@@ -66,7 +66,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def _context(index: int) -> Generator[None]:
-    """Return a context manager that makes torch's CUDA context of a device current."""
+    """Make torch's CUDA context of a device current during a `with` block."""
     device, context, before = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuDeviceGet", ctypes.byref(device), index)
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -83,9 +83,9 @@ def _context(index: int) -> Generator[None]:
 class Pinned:
     """Memory of this process that stays pinned as long as this object exists.
 
-    The memory is pinned piece by piece (see `pieces`), so that other threads can map memory in the
-    meantime. CUDA refuses a copy across two pieces, so memory that other code copies from must be
-    pinned as a `whole`.
+    The memory is pinned piece by piece (see `pieces`), so that other threads can map memory in
+    between. CUDA refuses a copy across two pieces, so memory that code outside of this package
+    copies from must be pinned as a `whole`.
 
     Args:
         data: The memory. If it is read-only, the device can only read it.
@@ -115,14 +115,14 @@ class Pinned:
 
 
 def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return (begin, end), as offsets, of the pieces in which memory is pinned."""
+    """Return the offsets (begin, end) of each of the pieces in which memory is pinned."""
     first = PIECE_BYTES - address % PIECE_BYTES
     cuts = [0, *range(first, nbytes, PIECE_BYTES), nbytes]
     return list(pairwise(cuts))
 
 
 def pinned(data: Bytes, device: torch.device, *, whole: bool = False) -> Pinned | None:
-    """Pin memory. Return None if it is pinned already, or if pinning fails (copies are slower)."""
+    """Pin memory. Return None if it is empty or pinned already, or if pinning fails."""
     if not data.nbytes:
         return None
     try:
@@ -144,7 +144,7 @@ def _index(device: torch.device) -> int:
 
 
 class _Memory:
-    """A block of a device's memory, in a form that `torch.as_tensor` takes."""
+    """A block of a device's memory, in a form that `torch.as_tensor` accepts."""
 
     def __init__(self, address: int, nbytes: int, index: int) -> None:
         self.address, self.index = address, index
@@ -160,15 +160,17 @@ class _Memory:
         return torch.as_tensor(self, device=f"cuda:{self.index}")
 
 
-# Memory that this process allocated.
 class _Own(_Memory):
+    """Memory that this process allocated."""
+
     def __del__(self) -> None:
         with suppress(Exception), _context(self.index):
             _call("cuMemFree_v2", ctypes.c_uint64(self.address))
 
 
-# Memory of another process, mapped here.
 class _Others(_Memory):
+    """Memory of another process, mapped here."""
+
     def __del__(self) -> None:
         with suppress(Exception), _context(self.index):
             _call("cuIpcCloseMemHandle", ctypes.c_uint64(self.address))
@@ -177,8 +179,8 @@ class _Others(_Memory):
 class Mirror:
     """Memory of a device that other processes of this host can map.
 
-    The memory does not come from torch's allocator. That returns parts of larger blocks, and maps
-    some of these in ways that other processes cannot open.
+    The memory does not come from torch's allocator, which returns parts of larger blocks, and maps
+    some of these blocks in ways that other processes cannot open.
 
     Args:
         device: The device.
@@ -215,10 +217,10 @@ class Mirror:
         with suppress(DriverError), _context(index):
             handle = _Handle()
             _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-            self.note = noted(_uuid(index), bytes(handle), nbytes)
+            self.note = encode_note(_uuid(index), bytes(handle), nbytes)
 
 
-def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
+def encode_note(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
     """Return the note that other processes need to map memory: device, handle, size. (S12)"""
     return _NOTE.pack(MAGIC, uuid, handle, nbytes)
 
@@ -231,7 +233,7 @@ def _uuid(index: int) -> bytes:
 
 
 def mapped(note: bytes, device: torch.device) -> torch.Tensor | None:
-    """Map another process's memory of this device; return it as uint8, or None if that fails."""
+    """Map another process's memory on this device; return it as uint8, or None if that fails."""
     magic, uuid, raw, nbytes = _NOTE.unpack(note)
     index = _index(device)
     if magic != MAGIC or not nbytes:

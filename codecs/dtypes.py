@@ -1,9 +1,9 @@
-"""The supported dtypes: safetensors' names, and their names in numpy and torch.
+"""Lists the supported dtypes, with their names in safetensors, numpy and torch.
 
-The rows are in the order of safetensors (0.8.0), which decides where a tensor is in a file: tensors
-of the last row come first. No row is narrower than a row above it, so this order also aligns every
-tensor. A dtype without a numpy or torch name can still be sent, for example to a file target; an
-attempt to make an array or tensor of that library raises StateError.
+The rows of the table are in the order of safetensors (0.8.0), which decides where a tensor is in a
+file: tensors of the last row come first. No row is narrower than a row above it, so this order also
+aligns every tensor. A dtype that numpy or torch lacks can still be sent, for example to a file
+target. An attempt to make an array or tensor of it in that library raises StateError.
 """
 
 import sys
@@ -35,9 +35,9 @@ class DType:
 
 
 # F4 has two elements per byte. torch counts the pair as one element (`_x2`), safetensors counts
-# both: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6, too, but uses a
+# two: a torch shape [2, 4] is [2, 8] in the file. ml_dtypes has float4 and float6, too, but uses a
 # whole byte for each element, so its bytes differ from the file's.
-# F8_E8M0 is a power of two without a sign, for block scales, so it is not a float to cast to.
+# F8_E8M0 is a power of two without a sign, for block scales, so no float is cast to it.
 _ROWS = (
     DType("BOOL", 8, "bool", "bool", "bool"),
     DType("F4", 4, "packed", None, "float4_e2m1fn_x2"),
@@ -99,7 +99,7 @@ def numpy_dtype(name: str) -> "np.dtype[Any]":
 
 @cache
 def name_of_numpy(dtype: "np.dtype[Any]") -> str:
-    """Return the safetensors name of a numpy dtype, whatever its byte order."""
+    """Return the safetensors name of a numpy dtype of any byte order."""
     name = _FROM_NUMPY.get(dtype.newbyteorder("<"))
     if name is None:
         allowed = ", ".join(str(d) for d in _FROM_NUMPY)
@@ -128,6 +128,7 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 @cache
 def name_of_torch(dtype: "torch.dtype") -> str:
+    """Return the safetensors name of a torch dtype; raise StateError if there is none."""
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         allowed = ", ".join(f"torch.{known}" for known in _FROM_TORCH)
@@ -138,8 +139,8 @@ def name_of_torch(dtype: "torch.dtype") -> str:
 def castable(source: str, destination: str) -> bool:
     """Return whether values of dtype `source` may be cast to dtype `destination`.
 
-    Floats may round (for example a worker in bfloat16 with a trainer in float32). Integers may only
-    widen: a wrapped token id or step counter is data corruption, not rounding.
+    Floats may be rounded (for example, a worker has bfloat16 and its trainer float32). Integers may
+    only be widened: a token id or step counter that wraps is data corruption, not rounding.
     """
     if source == destination:
         return True

@@ -1,4 +1,4 @@
-"""The errors of the package's lowest layer, and the base class of all errors of the package.
+"""Defines the errors of `codecs`, and the base class of all errors of the package.
 
 WeightBusError
 ├── LayoutError   malformed layout, or tensors that cannot be laid out
@@ -34,7 +34,7 @@ class LayoutError(WeightBusError, ValueError):
 
 
 class LimitError(LayoutError):
-    """A well-formed layout that exceeds a limit; the text names it. Other readers may accept it."""
+    """A well-formed layout that exceeds a limit; the text names the limit."""
 
 
 class TensorsError(LimitError):
@@ -46,7 +46,7 @@ class PatchError(WeightBusError, ValueError):
 
 
 class SealError(WeightBusError):
-    """Sealing is not available, as the package `cryptography` is not installed."""
+    """Sealing is not available, since the package `cryptography` is not installed."""
 
 
 class StateError(WeightBusError, ValueError):

@@ -1,6 +1,7 @@
-"""A layout: the tensors of a version and their positions, as a safetensors header.
+"""Defines a layout: the tensors of a version and their positions, as a safetensors header.
 
-Theory of operation: the bytes of a version are a safetensors file, and its header describes them:
+Theory of operation: the bytes of a version are those of a safetensors file without its header. The
+layout is that header:
 
     0        8                      8+n
     ├────────┼───────────────────────┼──────────────────────────────┤
@@ -16,10 +17,10 @@ Tied tensors are sent once. Their other names are in `__metadata__` as `name: ke
 `safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias if and only if
 its value names a tensor and its key does not. All other entries are plain text about the file.
 
-A file has its tensors sorted by dtype and name. A source has its own order, on which a function
-that loads pairs may rely. If the two orders differ, the text `ORDER` gives the source's order: for
-each name of the source, the name's position in the file's order (the tensors, then the aliases,
-sorted).
+A file has its tensors sorted by dtype and name. The user's model (the *source*) has its own order,
+on which a function that loads (name, tensor) pairs may rely. If the two orders differ, the entry
+`ORDER` of `__metadata__` gives the source's order: for each name of the source, the name's index in
+the file's order (the tensors, then the aliases, sorted).
 """
 
 import hashlib
@@ -44,16 +45,17 @@ from .protocol_limits import (
 from .words import printable
 
 DIFFERENCE_LINES_MAX: Final = 20  # lines of an error text
-NAME_SHOWN: Final = 256  # characters of a name in such a line
+NAME_SHOWN: Final = 256  # characters of a name in an error text
 
 METADATA: Final = "__metadata__"
 ORDER: Final = "weightbus.order"
-PREFIX_BYTES: Final = 8  # the header's length, before the header
-ALIGNMENT: Final = 8  # the widest element; the data section begins at a multiple of it
+PREFIX_BYTES: Final = 8  # bytes of the header's length, which comes before the JSON
+ALIGNMENT: Final = 8  # bytes of the widest element; the data section begins at a multiple of this
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
-# True: names must be equal. "target": the version must have the target's names. False: neither.
+# True: both sides must have the same names. "target": the version must have all names of the
+# target. False: names may differ.
 Strict = bool | Literal["target"]
 
 
@@ -80,7 +82,7 @@ class Layout:
 
     header: bytes  # with its length prefix
     tensors: tuple[TensorSpec, ...] = field(compare=False, repr=False)
-    aliases: Mapping[str, str] = field(compare=False, repr=False)  # kept name, by alias
+    aliases: Mapping[str, str] = field(compare=False, repr=False)  # by alias, the tensor's name
     metadata: Mapping[str, str] = field(compare=False, repr=False)
     nbytes: int = field(compare=False)  # bytes of the data section
     id: str = field(compare=False)  # SHA-256 of the header, in hex
@@ -121,12 +123,12 @@ class Layout:
         """Whether every tensor begins at a multiple of its element size, as `plan` places them."""
         return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
 
-    def filed(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
+    def for_file(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
         """Return the layout of a file with the same tensors in the same order, and more metadata.
 
         Args:
-            texts: Entries to add to `metadata`; existing entries and ties stay. A text that would
-                make its key an alias is left out.
+            texts: Entries to add to `metadata`; existing entries and ties stay. An entry whose
+                value is a tensor's name is left out, since its key would be an alias.
             untied: Give every alias its own tensor, right after the tensor that it names.
         """
         kept = {key: text for key, text in self.metadata.items() if key not in self.aliases}
@@ -147,9 +149,9 @@ class Layout:
         """Return the layout of the same tensors at the same positions, under other names.
 
         Args:
-            names: The new name of each name, including aliases; all new names are different. A text
-                of `metadata` is dropped if its key is then an alias, or if its key would become
-                one.
+            names: The new name of each name, including aliases; all new names are different. An
+                entry of `metadata` is dropped if its key or its value is one of the new names,
+                since it could be read as an alias.
 
         Raises:
             LayoutError: A name is invalid.
@@ -171,7 +173,7 @@ class Layout:
 
         Args:
             shapes: The shape of each slice, by the tensor's name.
-            aliases: The aliases that the result has; each names a tensor in `shapes`.
+            aliases: The aliases of the result; each names a tensor in `shapes`.
 
         Raises:
             LayoutError: A slice does not fill whole bytes.
@@ -199,12 +201,12 @@ class Layout:
     ) -> "Layout":
         """Return the layout of some tensors; equal arguments give equal bytes.
 
-        The data is in safetensors' own order (dtype, widest first, then name), so that the header
-        is the one that safetensors itself writes, and every tensor is aligned to its element.
+        The data is in safetensors' own order (dtype, widest first, then name). So the header equals
+        the one that safetensors itself writes, and every tensor is aligned to its element.
 
         Args:
             entries: The tensors as (name, dtype, shape).
-            aliases: The kept name for each other name of a tied tensor.
+            aliases: For each further name of a tied tensor, the tensor's name in `entries`.
             metadata: Texts about the tensors, by key.
             names: All names, including aliases, in the order of the source; empty: the file's
                 order.
@@ -234,11 +236,11 @@ class Layout:
     def parse(
         header: bytes | bytearray | memoryview, *, tensors_max: int = TENSORS_MAX
     ) -> "Layout":
-        """Parse a safetensors header, its length prefix included.
+        """Parse a safetensors header, including its length prefix.
 
         Args:
-            header: The bytes, which may be anything.
-            tensors_max: The largest number of tensors; each takes some microseconds.
+            header: The bytes, which may come from an untrusted peer.
+            tensors_max: The largest number of tensors, since each takes some microseconds.
 
         Raises:
             LayoutError: The header is invalid; the text says what is wrong, where, and what is
@@ -269,8 +271,9 @@ class Layout:
         )
 
 
-# The JSON form of a tensor's entry.
 class _Info(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A tensor's entry in the JSON of a header."""
+
     dtype: str
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
     data_offsets: tuple[Count, Count]
@@ -290,7 +293,7 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
     """Return the text for `ORDER`; empty if `names` are in the file's order.
 
-    The text is also empty if it would be a tensor's name, since its key would then be an alias.
+    The text is also empty if it equals a name, since its key would then be an alias.
     """
     places = {name: at for at, name in enumerate([*(row[0] for row in rows), *sorted(aliases)])}
     order = [places[name] for name in names]
@@ -299,7 +302,7 @@ def _order(rows: _Rows, aliases: Iterable[str], names: Sequence[str]) -> str:
 
 
 def _reordered(by_name: dict[str, TensorSpec], text: str) -> dict[str, TensorSpec]:
-    """Return the tensors in the order of the text `ORDER`, or unchanged if the text is invalid."""
+    """Return the tensors in the order that `text` gives; unchanged if the text is invalid."""
     in_file = {str(at): each for at, each in enumerate(by_name.items())}
     ordered = [in_file.pop(place, None) for place in text.split(",", len(by_name))]
     return by_name if in_file or None in ordered else dict(cast("list[Any]", ordered))
@@ -358,9 +361,9 @@ def _decode(header: bytes, tensors_max: int) -> tuple[dict[str, _Info], dict[str
 def _check_spelling(text: bytes, keys: int) -> None:
     """Refuse JSON that readers interpret differently: a duplicate key, and minus zero.
 
-    Such bytes could be read as two different models. The decoder silently keeps the last of two
-    equal keys. But outside of strings a JSON text has one colon for each key, and `keys` is the
-    number of keys according to the decoded types.
+    Two readers could read such bytes as two different models. The decoder silently keeps the last
+    of two equal keys. But outside of strings a JSON text has one colon for each key, and `keys` is
+    the number of decoded keys.
     """
     colons = signs = 0
     for bare in _outside_of_strings(text):
@@ -373,12 +376,12 @@ def _check_spelling(text: bytes, keys: int) -> None:
 
 
 def _outside_of_strings(text: bytes) -> Iterator[bytes]:
-    """Yield the parts of a JSON text outside of strings, block by block: the text may be large."""
+    """Yield the parts of a JSON text outside of strings, block by block, since it may be large."""
     at, inside = 0, False
     while at < len(text):
         end = at + BLOCK_BYTES
         block = text[at:end]
-        # the block ends between a backslash and the escaped byte
+        # if the block ends between a backslash and the escaped byte, add that byte
         if (len(block) - len(block.rstrip(b"\\"))) % 2:
             block += text[end : end + 1]
         at += len(block)
@@ -452,14 +455,14 @@ def difference(
     strict: Strict = True,
     remedies: bool = True,
 ) -> list[str]:
-    """Return error lines: how a target (`got`) differs from the published tensors (`expected`).
+    """Return error lines that say how a target (`got`) differs from the version (`expected`).
 
     Args:
         expected, got: The dtype and shape of each tensor, by name.
         cast: Whether dtypes may differ (see `castable`).
         strict: True: names must be equal. False: names that only one side has are ignored.
-            "target": names that only the publisher has are ignored.
-        remedies: Whether to advise options of a subscriber that would accept the difference.
+            "target": names that only the version has are ignored.
+        remedies: Whether the lines name options of a subscriber that would accept a difference.
 
     Returns:
         The lines; no lines if the version can be applied to the target.

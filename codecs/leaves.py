@@ -1,4 +1,4 @@
-"""Leaves: a model's tensors, of numpy or of torch. Torch is not imported without need."""
+"""Defines the type of a model's tensors, numpy arrays or torch tensors, without importing torch."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +13,7 @@ Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
 
 @cache
 def of_torch() -> Any:
-    """Return the module `torch_tensors`. Cached, since an import for each publish is too slow."""
+    """Return the module `torch_tensors`; cached, since an import statement per publish is slow."""
     from . import torch_tensors
 
     return torch_tensors

@@ -1,8 +1,8 @@
-"""Metadata: text by name that a publisher attaches to a version.
+"""Checks the metadata of versions: texts by name that a publisher attaches to a version.
 
 Metadata is small, since it is part of every announcement of its version, of each worker's record of
-the running version, and of answers to observers. Neither the digest nor the layout of a version
-contains its metadata, so the same weights with other metadata have the same digest.
+the running version, and of answers to observers. The digest and the layout of a version do not
+cover its metadata, so the same weights with different metadata have the same digest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,15 +14,15 @@ FORMAT: Final = "format"  # a key of a file's own metadata, not of a version's
 
 
 def checked(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of valid metadata.
+    """Check metadata, and return a copy.
 
     Raises:
         ValueError: The metadata is not a mapping of text to text, or is too large; or a name is
             empty or too long.
     """
-    some = isinstance(metadata, Mapping)  # pyright: ignore - callers need not be checked
-    given = "" if some else f"it is {metadata!r:.80}"
-    for name, text in metadata.items() if some else ():
+    is_mapping = isinstance(metadata, Mapping)  # pyright: ignore - callers may be unchecked
+    given = "" if is_mapping else f"it is {metadata!r:.80}"
+    for name, text in metadata.items() if is_mapping else ():
         if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore
             given = f"{name!r:.80} has {text!r:.80}"
     if given:
@@ -42,7 +42,7 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the first entries of a file's metadata that fit, and the names of the others."""
+    """Return (entries of a file's metadata that fit, taken in order; names of the others)."""
     found, rest, left = dict[str, str](), list[str](), METADATA_BYTES_MAX
     for name, text in entries:
         if len(found) == METADATA_MAX or _fault(name, text) or _size(name, text) > left:

@@ -1,10 +1,10 @@
-"""The only interface to the C helper, with the same functions in Python if it was not built.
+"""Provides the functions of the C helper, and the same functions in Python if it was not built.
 
 `WEIGHTBUS_NATIVE=0` in the environment selects Python. `description` names the implementation in
 use, and its instruction set. Both implementations give the same results, to the bit.
 
-Addresses are those of memory that the caller keeps alive and that no other thread writes meanwhile.
-Both implementations refuse addresses where no memory can be, before they copy a byte.
+The caller keeps the memory at all given addresses alive, and no other thread writes it during a
+call. Both implementations refuse addresses where no memory can be, before they copy a byte.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ if not TYPE_CHECKING:
 BUILT: bool = _native is not None
 DELTA = _delta  # called by `delta/kernels.py`
 
-# No memory is mapped below this address: a lower address is null, or null plus an offset, such as
-# that of a tensor whose memory was freed.
+# No memory is mapped below this address: a lower address is null, or null plus an offset. A tensor
+# whose memory was freed has such an address.
 FIRST_ADDRESS = 4096
 
-# Tensors up to this size are copied as memory. The Python version holds the GIL while it copies, so
-# its copies must be short; above this size numpy and torch copy faster, too.
+# Tensors up to this size are copied as memory. The Python implementation holds the GIL while it
+# copies, so its copies must be short; numpy and torch also copy larger tensors faster.
 COPIED_BYTES_MAX = sys.maxsize if BUILT else 2**15
 
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         """
         raise NotImplementedError
 
-elif BUILT:  # without a wrapper, since it is called for every piece of every chunk
+elif BUILT:  # no wrapper, since it is called for every piece of every chunk
     crc32c = _native.crc32c
 else:
     from crc32c import crc32c as crc32c
@@ -87,7 +87,7 @@ def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
 
 
 def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], None]:
-    """Return a function that makes all these copies each time it is called.
+    """Return a function that makes these copies each time it is called.
 
     Copies that are adjacent on both sides are joined.
 
@@ -118,13 +118,13 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
 def joined(
     to: Addresses, from_: Addresses, sizes: Addresses
 ) -> tuple[Addresses, Addresses, Addresses]:
-    """Return the copies sorted by destination; join copies that are adjacent on both sides."""
+    """Sort copies by destination, and join copies that are adjacent on both sides."""
     if not len(to):
         return to, from_, sizes
     order = np.argsort(to, kind="stable")
     to, from_, sizes = to[order], from_[order], sizes[order]
-    goes_on = (to[:-1] + sizes[:-1] == to[1:]) & (from_[:-1] + sizes[:-1] == from_[1:])
-    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    adjacent = (to[:-1] + sizes[:-1] == to[1:]) & (from_[:-1] + sizes[:-1] == from_[1:])
+    first = np.flatnonzero(np.concatenate(([True], ~adjacent)))
     return to[first], from_[first], np.add.reduceat(sizes, first)
 
 
@@ -153,8 +153,8 @@ def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) ->
     """Copy pieces of memory into one buffer, end to end; return the CRC-32C of each chunk.
 
     Args:
-        to: The destination: contiguous, with exactly the sum of `sizes` bytes. A piece that is
-            already at its place in `to` is only hashed.
+        to: The destination: contiguous, with exactly the sum of `sizes` bytes. A piece whose source
+            is its destination in `to` is only hashed.
         from_: The address of each piece.
         sizes: The bytes of each piece.
         chunk_bytes: Bytes per chunk; the last may be shorter.
@@ -205,7 +205,8 @@ def exchange(one: int, other: int, nbytes: int) -> None:
 
     Raises:
         OSError: The kernel cannot exchange pages (Linux 5.7 or later can). Both mappings are
-            unchanged. If the call fails although the kernel supports it, later calls fail at once.
+            unchanged. If an exchange fails although the kernel can exchange pages, later calls fail
+            at once.
         MemoryError: Too little address space is left for `nbytes` more bytes; nothing has changed.
         ValueError: `one` or `other` cannot be a valid address.
     """

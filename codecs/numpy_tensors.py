@@ -1,4 +1,4 @@
-"""Numpy arrays as tensors of a layout: signatures, views, copies."""
+"""Handles numpy arrays as tensors of a layout: signatures, views, copies."""
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,7 +21,7 @@ Memory: TypeAlias = "Buffer | Bytes"  # numpy's types declare the buffer protoco
 
 def signature(name: str, array: Array) -> Signature:
     """Return an array's dtype name and shape; StateError if it cannot be published."""
-    masked = sys.modules.get("numpy.ma")  # if it is not imported, no masked array exists
+    masked = sys.modules.get("numpy.ma")  # None: not imported, so there are no masked arrays
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise StateError(f"{name}: a masked array would lose its mask; give it .filled() instead")
     try:
@@ -46,8 +46,8 @@ def place(array: Array) -> tuple[Hashable, int, tuple[int, ...]]:
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
     """Return each tensor as an array that shares the memory of the data section.
 
-    A part that is not aligned to its element (which occurs only in foreign files) is copied
-    instead, so writable views need a layout made by `Layout.plan`.
+    A tensor that is not aligned to its element is a copy instead. This occurs only in files that
+    other software wrote. So only views of a layout made by `Layout.plan` can be written through.
     """
     address: int = data.__array_interface__["data"][0]
     arrays: list[Array] = []
@@ -61,14 +61,14 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
 
 
 def bytes_of(array: Array, spec: TensorSpec) -> Bytes:
-    """Return an array's bytes as a version has them. They share the array's memory if possible."""
+    """Return an array's bytes in the form of a version; they share its memory if possible."""
     plain = np.ascontiguousarray(array, dtype=numpy_dtype(spec.dtype))
     return plain.reshape(-1).view(np.uint8)
 
 
 def copy(destinations: Sequence[Array], sources: Sequence[Array]) -> None:
-    """Copy arrays pairwise. If dtypes differ, cast: too large values become infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):  # warnings may be errors, which would abort
+    """Copy arrays pairwise. If dtypes differ, convert: values beyond the range become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):  # users may turn warnings into errors
         for destination, source in zip(destinations, sources, strict=True):
             np.copyto(destination, source, casting="unsafe")
 

@@ -5,9 +5,9 @@ A float32 value of 1e5 is infinite in float16. The framework decides what such a
 values, in the same way for all dtypes.
 
 The search must be cheap compared with the conversion. So it scans the data section, where tensors
-of one dtype are adjacent. The least and the greatest of many elements show whether values must be
+of one dtype are adjacent. The least and the greatest element of a range show whether values must be
 counted at all; torch finds both with all of its threads. Without torch, bit patterns are compared:
-without the sign bit, they have the order of the magnitudes.
+without the sign bit, they are ordered like the magnitudes.
 """
 
 import math
@@ -30,7 +30,7 @@ from .words import printable
 if TYPE_CHECKING:
     import torch
 
-LARGE_BYTES: Final = 2**16  # larger tensors are checked each in its own call
+LARGE_BYTES: Final = 2**16  # each tensor from this size on is checked in a call of its own
 BLOCK_BYTES: Final = 2**18  # bytes scanned at once, which fit into the caches
 TENSORS_SHOWN: Final = 4  # tensors that a text names
 
@@ -45,7 +45,7 @@ class _FloatFormat:
         width: Bytes of an element.
         greatest: The greatest finite value.
         least: The least magnitude that rounds to a value beyond `greatest`.
-        end: The code after that of `greatest`: the code of infinity or of NaN.
+        end: The code after the code of `greatest`: that of infinity or of NaN.
     """
 
     width: int
@@ -56,14 +56,12 @@ class _FloatFormat:
 
 @cache
 def _bits(dtype: str) -> _FloatFormat:
-    # Return the bit patterns of a float dtype.
     kind = numpy_dtype(dtype)
     limits = cast("Any", ml_dtypes).finfo(kind)
     width = kind.itemsize
     code = int(np.array(limits.max, kind).view(f"u{width}"))
     greatest = float(limits.max)
-    # A value half a step above `greatest` is a tie, and rounds to the even code. The widest dtype
-    # loses no value.
+    # A value half a step above `greatest` is a tie, which rounds to the even code.
     step = math.ldexp(1.0, math.frexp(greatest)[1] - 1 - int(limits.nmant))
     least = greatest + step / 2
     if code % 2 == 0:
@@ -91,21 +89,21 @@ def _least_code(source: str, destination: str) -> int:
         if int(single.view(np.uint32)) % 2:
             least = math.nextafter(least, math.inf)
     with np.errstate(over="ignore"):
-        near = np.array(least).astype(kind)
-    code = int(near.view(f"u{kind.itemsize}"))
-    return code + (float(near) < least)
+        rounded = np.array(least).astype(kind)
+    code = int(rounded.view(f"u{kind.itemsize}"))
+    return code + (float(rounded) < least)
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """Tensors that may lose values, with their places in a data section.
+    """Tensors that may lose values, with their positions in a data section.
 
     Attributes:
-        tensors: Each tensor, with its source and destination dtype.
-        large: Large target tensors, which are scanned themselves, because they are narrower than
-            their data in the section, or are on a device.
-        runs: Begin, end and dtype of adjacent other tensors in the section, and the least bit
-            pattern from which on values must be counted.
+        tensors: (tensor, source dtype, destination dtype) of each.
+        large: Large target tensors. These are scanned instead of their data in the section, because
+            they are narrower, or are on a device.
+        runs: (begin, end, dtype, code) of each run of adjacent other tensors in the section. Values
+            must be counted if the run has a bit pattern of at least `code`.
     """
 
     tensors: Sequence[tuple[TensorSpec, str, str]]
@@ -121,10 +119,10 @@ class Narrowed:
         """Return the tensors whose conversion may lose values; None if there are none.
 
         Args:
-            tensors: Tensors, each with its source and destination dtype. The section holds each
-                tensor in one of the two.
-            targets: The tensors that get the converted values, by name, if the section does not
-                hold these values. The result keeps the memory of these tensors.
+            tensors: Tensors, each with its source and destination dtype. The section contains each
+                tensor in one of these two dtypes.
+            targets: The tensors that get the converted values, by name, if the section contains the
+                values before the conversion. The result keeps these tensors' memory alive.
         """
         large: dict[str, torch.Tensor] = {
             name: leaf.detach()
@@ -136,14 +134,14 @@ class Narrowed:
         for spec, source, destination in some:
             if spec.name in large:
                 continue
-            here = spec.dtype == source
-            code = _least_code(source, destination) if here else _bits(destination).end
+            unconverted = spec.dtype == source
+            code = _least_code(source, destination) if unconverted else _bits(destination).end
             if runs and runs[-1][1:] == (spec.begin, spec.dtype, code):
                 runs[-1] = (runs[-1][0], spec.end, spec.dtype, code)
             else:
                 runs.append((spec.begin, spec.end, spec.dtype, code))
-        looked_at = [large[spec.name] for spec, *_ in some if spec.name in large]
-        return cls(some, looked_at, runs) if some else None
+        scanned = [large[spec.name] for spec, *_ in some if spec.name in large]
+        return cls(some, scanned, runs) if some else None
 
     def found_on(self, device: "torch.Tensor", sources: Mapping[str, Leaf]) -> LostValues:
         """Return the lost values for a section on a device; see `found`.
@@ -167,7 +165,7 @@ class Narrowed:
 
         Args:
             data: The section.
-            sources: The original tensors by name, where the section holds converted values.
+            sources: By name, the tensors before the conversion, where the section has them after.
         """
         if not self._any(data):
             return {}
@@ -193,7 +191,7 @@ def lost(became: Leaf, values: Leaf, source: str, destination: str) -> int:
 
     Args:
         became: The converted values.
-        values: The values before.
+        values: The values before the conversion.
         source, destination: The names of the two dtypes.
     """
     if not narrows(source, destination) or not len(became.reshape(-1)):
@@ -229,7 +227,8 @@ def _reaches(data: Bytes, begin: int, end: int, dtype: str, code: int) -> bool:
     sign = 1 << (8 * width - 1)
     for at in range(begin, end, BLOCK_BYTES):
         block = data[at : min(at + BLOCK_BYTES, end)]
-        # Negative floats are the least as signed integers, and the greatest as unsigned ones.
+        # Bit patterns of negative floats are below all others as signed integers, and above all
+        # others as unsigned ones.
         positive, all_of_it = block.view(f"i{width}"), block.view(f"u{width}")
         if int(positive.max()) >= code or int(all_of_it.max()) >= sign + code:
             return True

@@ -1,17 +1,18 @@
-"""A part of a version: slices of some tensors, and where their bytes are in the data section.
+"""Computes where the bytes of a part of a version (slices of some tensors) are in its data section.
 
 Theory of operation: the slice of a tensor is a *box*, a begin and an end in each dimension. The
-bytes of a box are a few *ranges* of the data section, each of which is repeated at equal distances:
+bytes of a box are a few *ranges* of the data section. A range consists of intervals of equal length
+at equal distances:
 
     data section     ─────██████──────██████──────██████──────█──────
     range                 ├────┤ length                       ├ next
                           ├───────────┤ stride    times = 3
                           begin
 
-A part in memory is all ranges one after another, so each box is contiguous there: the local tensor,
-row-major. The ranges of a part are in the order of the data section, and the extents of no two of
-them overlap. So the bytes of one chunk that belong to the part, its *piece*, are contiguous there,
-too.
+The memory of a part has all ranges one after another. So each box is contiguous there: it is the
+local tensor, row-major. The ranges of a part are in the order of the data section, and no range
+begins before the end of the previous one. So the bytes of a chunk that belong to the part (the
+chunk's *piece*) are contiguous in the memory of the part, too.
 """
 
 from bisect import bisect_left
@@ -29,7 +30,7 @@ from .errors import LayoutError
 from .layout import NAME_SHOWN, Layout, TensorSpec
 from .words import printable
 
-RANGES_PER_TENSOR_MAX: Final = 4096  # more make every chunk slow to cut
+RANGES_PER_TENSOR_MAX: Final = 4096  # with more ranges, every chunk is slow to cut
 
 Box = tuple[tuple[int, int], ...]  # begin and end in each dimension
 Bytes = NDArray[np.uint8]
@@ -58,13 +59,14 @@ def ranges_of(spec: TensorSpec, box: Box) -> list[Range]:
     """Return the ranges of a box of a tensor, in the order of the data section.
 
     Raises:
-        LayoutError: The box is not inside of the tensor, begins or ends within a byte, or has more
-            than `RANGES_PER_TENSOR_MAX` ranges.
+        LayoutError: The box is not inside of the tensor, begins or ends within a byte, or has too
+            many ranges.
     """
     _check(spec, box)
     if any(begin == end for begin, end in box):
         return []
-    # From the last dimension outwards: a run of bits, and then levels of (count, distance in bits).
+    # From the last dimension outwards: the length of a run in bits, then (count, distance in bits)
+    # of each level of repetition.
     bits = DTYPES[spec.dtype].bits
     distances = [prod(spec.shape[at + 1 :]) * bits for at in range(len(box))]
     length, levels = bits, list[tuple[int, int]]()
@@ -92,7 +94,7 @@ def ranges_of(spec: TensorSpec, box: Box) -> list[Range]:
 
 
 def _simple(each: Range) -> Range:
-    """Return a range of one interval, if its intervals touch each other."""
+    """Return a range with one interval if the intervals of the given range are adjacent."""
     if each.times == 1 or each.length == each.stride:
         return Range(each.begin, each.nbytes, each.nbytes)
     return each
@@ -118,10 +120,10 @@ def _text(box: Box) -> str:
 
 
 def clipped(ranges: Iterable[Range], begin: int, end: int) -> Iterator[Range]:
-    """Yield the parts of ranges that are between two positions, relative to the first."""
+    """Yield the parts of ranges between the offsets `begin` and `end`, relative to `begin`."""
     for each in ranges:
         stride = each.stride
-        # the intervals that overlap, and of these the whole ones
+        # the intervals that overlap with [begin, end)
         first = max(0, -((each.begin + each.length - 1 - begin) // stride))
         last = min(each.times, -((each.begin - end) // stride))
         if first >= last:
@@ -148,7 +150,7 @@ def size_of(ranges: Iterable[Range]) -> int:
 
 
 def _view(data: Bytes, each: Range) -> Bytes:
-    """Return a view of the intervals of a range, a row each."""
+    """Return a view of a range's bytes with one row for each interval."""
     part = data[each.begin : each.end]
     return as_strided(part, (each.times, each.length), (each.stride, 1))
 
@@ -163,7 +165,7 @@ def gather(data: Bytes, ranges: Iterable[Range], into: Bytes) -> None:
 
 
 def scatter(piece: Bytes, ranges: Iterable[Range], into: Bytes) -> None:
-    """Copy bytes that lie one after another to their ranges in `into`."""
+    """Copy the bytes of `piece`, one after another, to the ranges in `into`."""
     at = 0
     for each in ranges:
         rows = piece[at : at + each.nbytes].reshape(each.times, each.length)
@@ -178,7 +180,7 @@ def blank(data: Bytes, ranges: Iterable[Range]) -> None:
 
 
 class PartLayout:
-    """The part of the versions of one layout that a worker takes.
+    """The part that a worker receives of versions with one layout.
 
     Args:
         whole: The layout of the versions.
@@ -208,7 +210,7 @@ class PartLayout:
         self._ends = [each.end for each in self.ranges]
 
     def within(self, begin: int, end: int) -> list[Range]:
-        """Return the ranges between two positions of the data section, relative to the first."""
+        """Return the part's ranges between two offsets of the data section, relative to `begin`."""
         at = bisect_left(self._ends, begin + 1)
         until = at
         while until < len(self.ranges) and self.ranges[until].begin < end:
@@ -217,7 +219,7 @@ class PartLayout:
 
 
 def _boxes(whole: Layout, boxes: Mapping[str, Box | None]) -> dict[str, Box]:
-    """Return the box of each tensor by its own name, which is one box for all of its aliases."""
+    """Return the box of each tensor by the tensor's name; its aliases must have the same box."""
     taken = dict[str, Box]()
     for name, box in boxes.items():
         try:
@@ -235,7 +237,7 @@ def _boxes(whole: Layout, boxes: Mapping[str, Box | None]) -> dict[str, Box]:
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """Return ranges without borders between those that touch each other."""
+    """Join adjacent ranges that have one interval each."""
     joined = list[Range]()
     for each in ranges:
         last = joined[-1] if joined else None

@@ -1,7 +1,7 @@
-"""Precision: the dtypes to which floats are converted while a state is copied.
+"""Chooses the dtypes to which a publisher converts floats while it copies a state.
 
-Only the form changes. The copy itself converts each value, as the protocol specifies (5.2), so no
-second copy of the model is made.
+Only the state's form changes (see `state.Form`). The copy itself converts each value, as the
+protocol specifies (5.2), so no second copy of the model is made.
 """
 
 from collections.abc import Container, Hashable, Mapping
@@ -13,7 +13,7 @@ from .dtypes import DTYPES
 from .errors import StateError
 from .state import Form, State, Streamed, identity, is_module
 
-# the dtypes that are converted, and that can be converted to
+# the dtypes that are converted, and to which they can be converted
 CONVERTED = ("BF16", "F16", "F32", "F64")
 
 _NAMES = {
@@ -25,7 +25,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A choice of dtypes.
+    """The dtypes that a user chose.
 
     Attributes:
         dtype: The dtype of all parameters; empty: use `patterns`.
@@ -55,11 +55,11 @@ class Precision:
         for name, leaf in state.tensors.items():
             dtype, shape = signatures[name]
             if isinstance(source, Streamed):
-                mine = source.is_parameter(leaf)
+                is_parameter = source.is_parameter(leaf)
             else:
-                same = identity(leaf)  # None for an empty tensor, which has no identity
-                mine = parameters is None or same in parameters or same is None
-            pattern, wanted = self._wanted(names[name], mine=mine)
+                key = identity(leaf)  # None for an empty tensor, which has no identity
+                is_parameter = parameters is None or key in parameters or key is None
+            pattern, wanted = self._wanted(names[name], is_parameter=is_parameter)
             if wanted and dtype in CONVERTED:
                 signatures[name] = wanted, shape
                 unused.discard(pattern)
@@ -80,14 +80,13 @@ class Precision:
             return self.dtype
         return next((to for pattern, to in self.patterns if fnmatchcase(name, pattern)), dtype)
 
-    def _wanted(self, names: list[str], *, mine: bool) -> tuple[str, str]:
-        """Return the pattern that matches a tensor, and the tensor's new dtype.
+    def _wanted(self, names: list[str], *, is_parameter: bool) -> tuple[str, str]:
+        """Return (pattern that matches a tensor, new dtype of the tensor).
 
-        Both are empty if the tensor is not converted. `names` are all names of the tensor; `mine`
-        is whether it is a parameter.
+        The dtype is empty if the tensor is not converted. `names` are all names of the tensor.
         """
         if self.dtype:
-            return "", self.dtype if mine else ""
+            return "", self.dtype if is_parameter else ""
         for pattern, dtype in self.patterns:
             if any(fnmatchcase(name, pattern) for name in names):
                 return pattern, dtype
@@ -95,7 +94,7 @@ class Precision:
 
 
 def _parameters(source: object) -> Container[Hashable] | None:
-    """Return the identities of a module's parameters; None for other sources: all count."""
+    """Return the identities of a module's parameters; None: all tensors count as parameters."""
     if not is_module(source):
         return None
     from .torch_modules import parameters_of

@@ -1,9 +1,9 @@
-"""Renaming of tensors, at a publisher or at a worker.
+"""Renames tensors, at a publisher or at a worker.
 
 The models of a trainer and a worker may have the same architecture but different names, for example
-if one of them is wrapped. At a publisher a renaming maps the names of the weights to the published
-names; at a worker it maps published names to the target's names, by the same rules. Tied names are
-renamed separately, and stay tied.
+if one of them is wrapped. At a publisher, a renaming maps the names of the weights to the published
+names. At a worker, it maps published names to the target's names, by the same rules. Each name of a
+tied tensor is renamed by itself, and the names stay tied.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from .layout import METADATA, NAME_SHOWN
 from .state import Form
 from .words import printable
 
-# A prefix to remove; a mapping of names, or prefixes, to replacements; or a function from a name to
-# a new name.
+# A prefix to remove; a mapping of names or prefixes to replacements; or a function from a name to a
+# new name.
 Rename: TypeAlias = str | Mapping[str, str] | Callable[[str], str] | None
 
 DOT: Final = "."
@@ -32,7 +32,8 @@ class Renaming:
         names: Whole names, each with its new name.
         beginnings: Pairs of a prefix and its replacement, longest prefix first. The longest match
             counts.
-        function: A function from a name to its new name; if set, the other two are not used.
+        function: A function from a name to its new name. If set, `names` and `beginnings` are not
+            used.
     """
 
     names: tuple[tuple[str, str], ...] = ()

@@ -1,9 +1,9 @@
-"""Sealing of versions and messages, once for all holders of the group key. (E1 to E4)
+"""Encrypts ("seals") versions and messages, once for all holders of a group key. (E1 to E4)
 
 The cipher is AES-256-GCM. A group key is random, new at each start, and never stored. HKDF-SHA256
-derives a key for each version from the group key, and from the version's name and encoding. A nonce
-under that key consists of a purpose and an index. Each nonce is used for one plaintext only, since
-a version never changes. Messages have a key of their own, and nonces with a counter.
+derives a key for each version from the group key and the version's name and encoding. A nonce under
+that key consists of a purpose and an index. Each nonce is used for one plaintext only, since a
+version never changes. Messages have a key of their own, and nonces with a counter.
 
     group key ──> id                              identifies the group key
               ├─> key of messages ──> nonce: MESSAGE, count
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AES_256_GCM: Final = "aes-256-gcm"  # the cipher's name in an announcement
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-SHORT_BYTES: Final = 2**15  # up to this size, one call and a copy are faster
+SHORT_BYTES: Final = 2**15  # up to this size, one call that copies is faster than pieces in place
 PIECE_BYTES: Final = 2**18  # bytes encrypted at once, which are then in the cache for the checksum
 CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # the purposes of nonces
 
@@ -82,13 +82,13 @@ class GroupKey:
         return f"<GroupKey {self.id}>"
 
     def seal_message(self, count: int, plain: bytes) -> bytes:
-        """Return the message number `count`, sealed, followed by its tag."""  # E5
+        """Encrypt the message with the number `count`; return it, followed by its tag."""  # E5
         data = struct.pack("<I2Q", MESSAGE, count, len(plain))
         sealed: bytes = self._messages.encrypt(nonce_of(MESSAGE, count), plain, data)
         return sealed
 
     def open_message(self, count: int, sealed: bytes) -> bytes | None:
-        """Decrypt message number `count`; return the plaintext, or None if it is not authentic."""
+        """Decrypt the message with this number; return None if it is not authentic."""
         size = len(sealed) - TAG_BYTES
         if size < 0:
             return None
@@ -100,12 +100,13 @@ class GroupKey:
         return plain
 
     def version_key(self, subject: "Subject") -> bytes:
+        """Return the key of a version, or of a patch to it."""
         return _expand(self._secret, b"version" + subject.names)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A version in one encoding, as the derivation of its key needs it.
+    """What names a version in one encoding, from which its key is derived.
 
     Attributes:
         model, epoch, version: The version's model id, epoch and number.
@@ -148,10 +149,10 @@ def seal(
     to: "Memory",
     crc: int | None = None,
 ) -> tuple[bytes, int]:
-    """Encrypt `plain` into `to`, which has the same size; return the tag and the CRC of `plain`.
+    """Encrypt `plain` into `to`, which has the same size; return (tag, CRC-32C of `plain`).
 
-    The tag also authenticates `associated`. This takes one pass: each piece is hashed (CRC-32C)
-    while it is in the cache. If `crc` is given, nothing is hashed, and `crc` is returned.
+    The tag also authenticates `associated`. This takes one pass: each piece is hashed while it is
+    in the cache. If `crc` is given, nothing is hashed, and `crc` is returned.
     """
     short, in_pieces, _ = ciphers()
     source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
@@ -171,7 +172,7 @@ def seal(
 
 
 class Opening:
-    """Decrypts one sealed payload, piece by piece as it arrives.
+    """Decrypts one encrypted payload, piece by piece as it arrives.
 
     The plaintext is not authentic until `proves` has returned True.
     """
@@ -189,7 +190,7 @@ class Opening:
         self._context.update_into(sealed, to)
 
     def proves(self) -> bool:
-        """Return whether the tag matches all pieces: only then is the plaintext authentic."""
+        """Return whether the tag matches all pieces. Call this once, after the last piece."""
         try:
             self._context.finalize_with_tag(self._tag)
         except self._forged:

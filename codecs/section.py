@@ -1,4 +1,4 @@
-"""A data section in memory: the tensors of a layout as cached views of one buffer."""
+"""Views a data section in memory: each tensor of a layout as a cached view of one buffer."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class Section:
     """The data section of a version, in a buffer that must outlive this object.
 
-    Making a view takes longer than copying a small tensor, so callers that use one buffer for many
+    To make a view takes longer than to copy a small tensor, so callers that use one buffer for many
     versions should keep its section. The view of a tensor that is not aligned to its element is a
-    copy (see `numpy_tensors.views`). This does not occur with a planned layout in a buffer that is
-    aligned to 8 bytes.
+    copy (see `numpy_tensors.views`). This does not occur with a layout of `Layout.plan` in a buffer
+    that is aligned to 8 bytes.
 
     Raises:
         LayoutError: The buffer does not have `layout.nbytes` bytes.
@@ -55,6 +55,6 @@ class Section:
         return self.arrays[name] if isinstance(leaf, np.ndarray) else self.tensors[name]
 
     def aligned(self) -> bool:
-        """Return whether every view shares the buffer's memory: none is a copy."""
+        """Return whether every view shares the buffer's memory, so that none is a copy."""
         address: int = self.data.__array_interface__["data"][0]
         return self.layout.aligned and not address % 8

@@ -1,11 +1,11 @@
-"""A state: the named tensors of a user's model, ready to be laid out and written.
+"""Collects the named tensors of a user's model (its state), and writes them into a buffer.
 
-Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
+A source is an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
 torch tensors, numpy arrays, and arrays that numpy can view (`__array__`): those of JAX, TensorFlow,
 Keras and Flax. Nested keys are joined with dots. If several names have the same elements (tied
-weights), the name that comes first in the source is kept, and the others become aliases, as readers
-of a file expect (`model.embed_tokens.weight`, not `lm_head.weight`). Views that only overlap are
-sent separately.
+weights), the name that comes first in the source is kept, and the other names become aliases, as
+readers of a file expect (`model.embed_tokens.weight`, not `lm_head.weight`). Views that overlap
+without being equal are sent separately.
 """
 
 import sys
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .device_copies import Arriving, Second
     from .device_memory import Mirror, Pinned
 
-DEPTH_MAX = 64  # levels of nesting; stops at a mapping that contains itself
+DEPTH_MAX = 64  # levels of nesting; a mapping that contains itself has more
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
 
 
@@ -46,13 +46,13 @@ Marks = tuple[Sequence[object], Sequence[object]]
 class Outline(msgspec.Struct, frozen=True, eq=False):
     """A model's tensors, with marks that change if anything except the values changes.
 
-    Analysing a model (names, dtypes, shapes, ties) takes longer than copying its values, for small
-    tensors many times longer. A trainer publishes the same tensors repeatedly. So the result of the
-    analysis is kept together with the marks. Marks are compared with ==. The tensors are not kept
-    with the marks, since that would keep their memory.
+    To analyse a model (names, dtypes, shapes, ties) takes longer than to copy its values, and many
+    times longer if tensors are small. A trainer publishes the same tensors repeatedly. So the
+    result of the analysis is stored together with the marks, and is valid while the marks are equal
+    (==). The tensors are not stored with the marks, since this would keep their memory alive.
 
     Attributes:
-        marks: Names and structure; and address, shape, contiguity and dtype of every tensor.
+        marks: Names and structure; and the address, shape, strides and dtype of every tensor.
         leaves: The tensors, in the order of the marks.
     """
 
@@ -67,11 +67,12 @@ class Form:
     Attributes:
         signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
         aliases: The other names of tied tensors, each with the kept name.
-        names: All names, aliases included, in the order of the source.
+        names: All names, including aliases, in the order of the source.
         places: The index of each tensor among the leaves of the state.
-        outline: The marks by which a change is detected; None if only a new analysis detects it.
+        outline: The marks that show whether the form is still valid; None: it must be made anew for
+            each version.
         known: The last layout that fits; None if no layout was made or compared yet.
-        large: Indices of leaves whose storages are measured; see `torch_tensors.LARGE_BYTES`.
+        large: Indexes of leaves whose storage sizes are checked; see `torch_tensors.LARGE_BYTES`.
     """
 
     signatures: dict[str, Signature]
@@ -93,7 +94,7 @@ class Form:
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether the tensors are the first leaves, in order."""
+        """Whether the tensors are the first leaves of the state, in this order."""
         return self.places == [*range(len(self.places))]
 
     def fits(self, layout: Layout) -> bool:
@@ -102,7 +103,7 @@ class Form:
 
 
 class State(msgspec.Struct, eq=False):
-    """A form, and the tensors that it describes. A tied tensor may occur more than once."""
+    """A form and its tensors (`leaves`), among which a tied tensor may occur more than once."""
 
     form: Form
     leaves: Sequence[Leaf]
@@ -130,7 +131,7 @@ class State(msgspec.Struct, eq=False):
         return self.form.signatures
 
     def layout(self, previous: Layout | None = None) -> Layout:
-        """Return the layout of this state: `previous` if that fits, since that is much faster."""
+        """Return the layout of this state: `previous` if it fits, since this is much faster."""
         if previous is None or previous is self.form.known:
             return previous or self.form.planned
         same = self.fits(previous) and self.form.names == previous.names()
@@ -153,7 +154,7 @@ class Streamed:
         raise NotImplementedError
 
     def is_parameter(self, leaf: Leaf) -> bool:
-        """Return whether a tensor of the last state is a parameter, and no buffer."""
+        """Return whether a tensor of the last state is a parameter, not a buffer."""
         raise NotImplementedError
 
     def write(
@@ -165,7 +166,7 @@ class Streamed:
             state: The last result of `state`; its form may be in another precision, or renamed.
             layout: The layout of that form.
             data: The buffer.
-            left: Returns the seconds that are left.
+            left: Returns the seconds that are left until the deadline.
         """
         raise NotImplementedError
 
@@ -213,7 +214,8 @@ def described(
 
     Args:
         leaves: The tensors, in the order of the source.
-        same: Returns a key that is equal for names of one tensor; None: it has no elements.
+        same: Returns, for a name, a key that is equal for all names of one tensor. None: the tensor
+            has no elements.
         outline: The outline of the source, if there is one.
 
     Raises:
@@ -248,7 +250,7 @@ def in_memory(leaves: Iterable[Leaf]) -> bool:
 
 
 def outline_at_once(source: object) -> Outline | None:
-    """Return the outline of a source, if that is cheap; otherwise None."""
+    """Return the outline of a source if it can be made without an analysis, else None."""
     if type(source) is dict:
         flat = cast("dict[str, Any]", source)
         return outline_of(tuple(flat), list(flat.values()))
@@ -292,7 +294,7 @@ class Writer:
     Args:
         layout: The layout.
         data: The buffer. It is pinned when a state is on a device for the first time.
-        second: Whether a state that is on one device is first copied within that device.
+        second: Whether a state on one device is first copied to a second copy on that device.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -308,17 +310,17 @@ class Writer:
         self._pieces: _Pieces | None = None
         self._second = second
         self._narrowed: Narrowed | None = None
-        self._late = False  # whether the last state is in the second copy, but not in the buffer
+        self._late = False  # whether the last state was written only to the second copy
         self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
     @property
     def note(self) -> bytes:
-        """Bytes that processes of this host need to map the second copy; empty: they cannot."""
+        """What processes of this host need to map the second copy; empty: they cannot map it."""
         return b"" if self._mirror is None else self._mirror.note
 
     def ready(self, state: State) -> None:
-        """Do the one-time work that can be done before a state is written.
+        """Do the work that is needed only once, before the first state is written.
 
         Raises:
             MemoryError: A device is out of memory.
@@ -340,11 +342,11 @@ class Writer:
             state: The state.
             check: Called between steps; may raise to stop.
             chunk_bytes: The size of the chunks whose CRC-32C is returned; 0: return none.
-            late: If there is a `note` and `chunk_bytes` is 0, make only the second copy. The buffer
-                does not have the state until `cross` has returned.
+            late: If there is a `note` and `chunk_bytes` is 0, make only the second copy. Then the
+                buffer does not have the state until `cross` has returned.
 
         Returns:
-            The CRCs, uint32, empty if none were requested. For a state on devices, the copies in
+            The CRC-32C of each chunk, or an empty array. For a state on devices, the copies in
             progress instead; the caller may already write to the state's tensors.
 
         Raises:
@@ -365,14 +367,14 @@ class Writer:
         return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
     def cross(self, check: Callable[[], None]) -> None:
-        """Copy the second copy to the buffer, and wait. `check` is called meanwhile; may raise."""
+        """Copy the second copy to the buffer, and wait. `check` is called repeatedly; may raise."""
         if self._copies.devices is not None:
             self._copies.devices.cross().wait(check)
 
     def write(self, state: State, check: Callable[[], None] = lambda: None) -> None:
         """Write the bytes of every tensor into the buffer, bit for bit.
 
-        `check` is called between steps. An exception from it leaves the buffer half written.
+        `check` is called between steps. If it raises, the buffer is half written.
 
         Raises:
             StateError, MemoryError: As in `ready`.
@@ -393,7 +395,7 @@ class Writer:
         return self._pieces
 
     def _pair(self, state: State) -> None:
-        """Prepare the copies for a state, unless its form is that of the previous one."""
+        """Prepare the copies for a state, unless its form is that of the previous state."""
         if state.form is self._form:
             return
         if not state.fits(self.section.layout):
@@ -406,11 +408,11 @@ class Writer:
         self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
         self._narrowed = self._converted(state)
-        # Without an outline, moved tensors are not detected: prepare again next time.
+        # Without an outline, a moved tensor is not detected, so the next state is prepared anew.
         self._form = state.form if state.form.outline is not None else None
 
     def _converted(self, state: State) -> Narrowed | None:
-        """Return the tensors whose conversion may lose values: the new dtype has less range."""
+        """Return the tensors whose conversion may lose values, since their dtype has less range."""
         pairs = zip(self._views, state.tensors.items(), strict=True)
         some = [(name, leaf) for view, (name, leaf) in pairs if view.dtype != leaf.dtype]
         layout = self.section.layout
@@ -427,8 +429,8 @@ class Writer:
 
         if self._pinned is None:
             self._pinned = device_memory.pinned(data, next(iter(devices)))
-        alone = len(devices) == 1 and all(map(on_device, state.values)) and data.nbytes
-        if not (self._second and alone):
+        on_one_device = len(devices) == 1 and all(map(on_device, state.values)) and data.nbytes
+        if not (self._second and on_one_device):
             self._mirror = None
             return None
         (device,) = devices
@@ -439,9 +441,9 @@ class Writer:
 
 
 class _Pieces:
-    """The tensors of a state in section order, for `native.gather`.
+    """The tensors of a state in the order of the data section, for `native.gather`.
 
-    Tensors that are not plain memory are first copied to their places in the section.
+    Tensors that are not plain memory are first copied to their offsets in the section.
     """
 
     def __init__(self, section: Section, views: Sequence[Leaf], state: State) -> None:
@@ -480,7 +482,7 @@ def write_into(state: State, layout: Layout, data: numpy_tensors.Memory) -> None
 def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
     """Return every tensor of a source by its dotted name. Tied tensors have several names.
 
-    With `in_place`, containers that return copies instead of their own memory are refused.
+    With `in_place`, containers that return copies instead of their memory are refused.
 
     Raises:
         StateError: A part of `source` cannot be published, or written to with `in_place`.
@@ -558,9 +560,9 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return a class of a module; None if the module is not completely imported.
+    """Return a class of a module; None if the module is not (completely) imported.
 
-    Until it is, no object of that class exists.
+    In that case, no object of the class exists.
     """
     return getattr(sys.modules.get(module), name, None)
 
@@ -597,10 +599,10 @@ def _is_foreign(value: object) -> bool:
 
 
 def _viewed(value: object, where: str) -> numpy_tensors.Array:
-    """Return another framework's array as a numpy array, without a copy if it is on this host.
+    """Return another framework's array as a numpy array, without a copy if it is in host memory.
 
     Raises:
-        StateError: Numpy cannot view it; the text says what to do.
+        StateError: Numpy cannot view the array; the text says what to do.
     """
     try:
         array = np.asarray(value)

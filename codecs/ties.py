@@ -1,10 +1,11 @@
-"""Tied tensors in a version or a target, and tensors of a target that overlap in part.
+"""Matches tied tensors of a version and a target, and finds tensors that overlap in part.
 
 A tied tensor may be published under all of its names or under one (a checkpoint omits
 `lm_head.weight` if it is `embed_tokens.weight`), and a target may have it under one or several
-names. So names are compared by their tensors: a published tensor has arrived if the target has it
-under any of its names, and a tensor of the target is filled if any of its names is published. Two
-tensors that overlap in part cannot both keep their values, so they are refused.
+names. So names are compared by their tensors. A published tensor has *arrived* if the target has
+the tensor under any of its published names. A tensor of the target is *filled* if any of its names
+in the target is published. Two tensors of a target that overlap in part cannot both have their
+published values, so they are refused.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -19,8 +20,8 @@ from .leaves import Leaf, of_torch
 from .state import signature
 from .words import printable
 
-# Work that numpy may spend to decide whether two views share an element. Views made by slicing and
-# transposing take a few steps.
+# Steps that numpy may take to decide whether two views share an element. Views that were made by
+# slicing and transposing need few.
 OVERLAP_STEPS_MAX: Final = 100_000
 
 
@@ -29,7 +30,7 @@ Owner = tuple[str, str]  # (model id, name of one of its tensors)
 
 
 class TensorPlace(NamedTuple):
-    """The place of a tensor in memory. Tensors with equal places are the same tensor.
+    """Where and how a tensor is in memory. Tensors with equal places are the same tensor.
 
     Attributes:
         memory: The address space: a device, or a storage on the meta device.
@@ -95,7 +96,7 @@ class Ties:
 
 
 def shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> list[tuple[Owner, Owner]]:
-    """Return pairs of (model, name) for tensors of different models that are tied or overlap."""
+    """Return the pairs of tensors of different models that are tied or overlap."""
     owners: dict[TensorPlace, Owner] = {}
     found: list[tuple[Owner, Owner]] = []
     for model, leaves in models.items():
@@ -124,7 +125,7 @@ def _overlaps(names: Mapping[TensorPlace, T]) -> Iterator[tuple[T, T]]:
 
 
 def _bounds(place: TensorPlace) -> tuple[int, int]:
-    """Return the addresses at which a tensor begins and ends (excluded)."""
+    """Return the address of a tensor's first byte, and the address after its last byte."""
     reach = [(size - 1) * step for size, step in zip(place.shape, place.strides, strict=True)]
     last = place.begin + sum(each for each in reach if each > 0) + place.nbytes
     return place.begin + sum(each for each in reach if each < 0), last
@@ -140,7 +141,7 @@ def _share(one: TensorPlace, other: TensorPlace) -> bool:
 
 
 class _View:
-    """A place in a form that numpy takes; numpy never reads the addresses."""
+    """A place in a form that numpy accepts; numpy never reads the memory."""
 
     def __init__(self, place: TensorPlace) -> None:
         self.__array_interface__ = {

@@ -1,8 +1,8 @@
-"""Modules whose `load_state_dict()` does more than copy tensors.
+"""Loads modules whose `load_state_dict()` does more than copy tensors.
 
 A module may derive data from its weights when they are loaded: a transposed copy, a folded scale,
-one matrix made of several parts. It does so in a hook of `load_state_dict()`, or in its own loading
-method. After a plain copy the module would still compute with the old weights.
+one matrix made of several parts. It does so in a hook of `load_state_dict()`, or in a loading
+method of its own. After a plain copy, such a module would still compute with the old weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from torch import nn
 from .errors import StateError
 
 # Packages whose loading methods and pre-hooks only rename entries of old checkpoints, or copy as
-# torch does. A version has the target's names and shapes, so these methods only copy it.
+# torch does. A version has the target's names and shapes, so for a version they only copy.
 COPYING = ("torch.nn.", "torch.distributed.algorithms._checkpoint.", "tensordict.", "torchrl.")
 
 ADVICE = (
@@ -26,12 +26,12 @@ ADVICE = (
 
 Hook = Callable[[nn.Module, Any], object]
 
-_TORCHS: Any = nn.modules.module  # module with private parts of `load_state_dict()`
+_TORCHS: Any = nn.modules.module  # torch's module with private parts of `load_state_dict()`
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The loading of a module that derives data from its weights.
+    """How to load a module that derives data from its weights.
 
     Attributes:
         module: The module.
@@ -48,12 +48,12 @@ class Loading:
         return any(not path or name.startswith(f"{path}.") for path in self.makers)
 
     def load(self, values: Mapping[str, torch.Tensor], *, strict: bool) -> None:
-        """Call `load_state_dict()` with `values`; other names get the module's own tensors.
+        """Call `load_state_dict()` with `values`, and the module's own tensors for other names.
 
-        The module may keep the tensors of `values`.
+        The module may keep references to the tensors of `values`.
 
         Raises:
-            Exception: `load_state_dict()` raised it; a part may be loaded.
+            Exception: `load_state_dict()` raised it; some tensors may be loaded.
         """
         named: Any = self.module.state_dict()  # with its `_metadata`, the modules' format versions
         for name, own in named.items():
@@ -63,7 +63,7 @@ class Loading:
         load(named) if strict else load(named, strict=False)  # an override may not take `strict`
 
     def finish(self, *, strict: bool) -> None:
-        """Run the module's loading code on its current tensors, after a copy.
+        """Run the module's loading code on its current tensors, after a copy into them.
 
         Raises:
             StateError: A hook reports missing or unexpected keys.
@@ -97,7 +97,7 @@ def loading_of(module: nn.Module) -> Loading | None:
 
 
 def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (path, submodule) in the order in which `load_state_dict` ends them: inner first."""
+    """Yield (path, submodule) in the order in which `load_state_dict` loads them: inner first."""
     for name, inner in module._modules.items():  # noqa: SLF001
         if inner is not None:
             yield from _in_order(inner, f"{path}.{name}".lstrip("."))
@@ -105,11 +105,13 @@ def _in_order(module: Any, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _loads_by_itself(part: Any) -> bool:
+    """Return whether a submodule has its own loading method, for which a copy is not enough."""
     before = _hooks(part, "_load_state_dict_pre_hooks")
     return not all(map(_copies, (part._load_from_state_dict, *before)))  # noqa: SLF001
 
 
 def _copies(function: Any) -> bool:
+    """Return whether a function is known only to copy (`COPYING`)."""
     if isinstance(function, _TORCHS._WrappedHook):  # noqa: SLF001
         function = function.hook
     while isinstance(function, partial):

@@ -1,7 +1,7 @@
-"""Tensors of torch modules: which are published under which names, and which can be written to.
+"""Finds the tensors of torch modules that are published, and those that a version can write to.
 
-Extra state is the value of `get_extra_state()`. The schemes send the extra state of every
-submodule. A tensor as extra state has the name `<path>._extra_state`. If the extra state is a
+Extra state is the value of `get_extra_state()`. TorchRL's weight-sync schemes send the extra state
+of every submodule. Extra state that is a tensor has the name `<path>._extra_state`. If it is a
 mapping, nested or not, each tensor in it has the name `<path>._extra_state.<key>`. A dot within a
 key would look like nesting, so keys are written with `%2E` for a dot and `%25` for a percent sign.
 """
@@ -34,7 +34,7 @@ _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extr
 _AFTER_LOADING, _BEFORE_LOADING = "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"
 EXTRA_STATE = "_extra_state"  # the last part of the name of extra state
 
-Format = Literal["tensordict", "state_dict"]  # all tensors, or those in `state_dict()`
+Format = Literal["tensordict", "state_dict"]  # all tensors, or only those in `state_dict()`
 Tensors = dict[str, torch.Tensor]
 
 
@@ -46,9 +46,9 @@ class ModuleParts:
         tensors: The module's tensors by name, in the module's memory. A tied tensor has several
             names.
         extra: The modules with extra state, by the name of that state.
-        faults: Error lines: why the module cannot be written to.
-        optional: Names of non-persistent buffers, which not every sender has.
-        loading: How to load the module, if a copy into its tensors is not enough.
+        faults: Error lines that say why the module cannot be written to.
+        optional: Names of non-persistent buffers, which a publisher may lack.
+        loading: How to load the module if a copy into its tensors is not enough.
     """
 
     tensors: Tensors
@@ -58,7 +58,7 @@ class ModuleParts:
     loading: Loading | None = None
 
     def part_of(self, name: str) -> str | None:
-        """Return the name of the extra state that has a tensor of this name; None if none has."""
+        """Return the name of the extra state with the tensor `name`; None if there is none."""
         if name in self.extra:
             return name
         head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
@@ -69,14 +69,14 @@ class ModuleParts:
         return None
 
 
-# Where a version goes.
+# The parts that a version is written to.
 
 
 def parts_of(module: nn.Module) -> ModuleParts:
     """Return the tensors of a module's `state_dict()` that can be written to, and the faults.
 
     Tensors that `state_dict()` makes on the fly are included if the module's own loading method
-    takes them.
+    loads them.
     """
     if fault := _unfit(module) or _unshaped(module):
         return ModuleParts({}, {}, [fault])
@@ -132,12 +132,12 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
 
 
 def _unfit(module: nn.Module) -> str | None:
-    """Return why a module would not use weights copied into its tensors; None if it would."""
+    """Return why a module would not use weights that are copied into its tensors, if so."""
     return shards_fault(module) or gathered_fault(module) or quantised_fault(module)
 
 
 def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
-    """Set the extra state of all modules. If one raises, restore that of the others."""
+    """Set the extra state of all modules. If a module raises, restore all that were set."""
     before = {name: _cloned(name, value) for name, value in extra_of(parts.extra).items()}
     done: list[str] = []
 
@@ -169,7 +169,7 @@ def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
-    """Return, by name, those entries of a module that the schemes send.
+    """Return, by name, the entries of a module that TorchRL's schemes send.
 
     The entries share the module's memory, except after a merge. If `names` is "state_dict", PEFT
     adapters are merged in a copy of the module, and entries that are not tensors are included.
@@ -196,7 +196,7 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
 def shards_fault(module: nn.Module) -> str | None:
     """Return an error text if the `state_dict()` of a submodule waits for all ranks; else None.
 
-    A call in only one process would block until the ranks' own timeout.
+    If only one rank called `state_dict()`, it would block until the timeout of the ranks.
     """
     home = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     sharded = getattr(home, "FullyShardedDataParallel", None)  # None during its import
@@ -230,7 +230,7 @@ def _offloaded(module: nn.Module) -> Tensors:
 
 
 def parameters_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a module computes with as its parameters, offloaded ones included."""
+    """Yield the tensors that a module computes with as its parameters, including offloaded ones."""
     found, _ = offloaded(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield found.get(name, parameter)
@@ -244,7 +244,7 @@ def _check_placeholders(module: nn.Module, tensors: Iterable[object]) -> None:
 def _placeholders(module: nn.Module, tensors: Iterable[object]) -> list[str]:
     """Return error texts for parameters that are placeholders of ZeRO 3, if some tensors are empty.
 
-    The parameters have the marks of placeholders, the tensors of `state_dict()` do not.
+    The check needs the parameters, since the tensors of `state_dict()` lack DeepSpeed's attributes.
     """
     if all(each.numel() for each in tensors if type(each) is torch.Tensor):
         return []
@@ -267,11 +267,11 @@ def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
 
 
 def outline(module: nn.Module) -> Outline | None:
-    """Return a module's outline; None if `state_dict()` may return other tensors each time."""
+    """Return a module's outline; None if `state_dict()` may return new tensors at each call."""
     key: list[object] = []
     leaves: list[torch.Tensor] = []
     for part in module.modules():
-        if _has_a_mind_of_its_own(part):
+        if _has_own_state_dict(part):
             return None
         inside = vars(part)
         key += (part, *inside["_modules"], *inside["_modules"].values())
@@ -298,8 +298,9 @@ def on_meta(module: nn.Module) -> bool:
 def materialise(module: nn.Module) -> None:
     """Give memory to every parameter and buffer on the meta device; tied tensors stay tied.
 
-    `Module.to_empty` would untie tied weights and discard the tensors that have values. The device
-    is that of the module's first real tensor, else torch's default.
+    `Module.to_empty` would untie tied weights, and discard the values of other tensors. The memory
+    is on the device of the module's first tensor that is not on the meta device, if there is one,
+    else on torch's default device.
     """
     real = (tensor.device for _, _, tensor in _slots(module) if not tensor.is_meta)
     device = next(real, torch.get_default_device())
@@ -317,7 +318,7 @@ def replace_tensors(module: nn.Module) -> None:
 
 
 def _exchange(module: nn.Module, new: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
-    """Replace each tensor for which `new` returns another one, wherever the module has it."""
+    """Replace each tensor for which `new` returns a tensor, under all of its names."""
     made: dict[torch.Tensor, torch.Tensor | None] = {}  # tensors are hashed by identity
     for part in module.modules():
         others: Tensors = {}
@@ -364,7 +365,8 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
 # Helpers.
 
 
-def _has_a_mind_of_its_own(part: nn.Module) -> bool:
+def _has_own_state_dict(part: nn.Module) -> bool:
+    """Return whether a submodule changes `state_dict()`, or stores its tensors elsewhere."""
     kind, inside = type(part), vars(part)
     if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
         return True  # a ScriptModule stores them elsewhere
@@ -411,7 +413,7 @@ def _own_tensors(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensors(module: nn.Module) -> Tensors:
-    """Return every parameter and buffer by name; a tied tensor under each of its names."""
+    """Return every parameter and buffer by name; a tied tensor has several names."""
     return {
         f"{path}.{name}".lstrip("."): tensor if _is_lazy(tensor) else tensor.detach()
         for path, part in _modules(module)
@@ -420,6 +422,7 @@ def _tensors(module: nn.Module) -> Tensors:
 
 
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
+    """Yield the names of buffers on the meta device that are not in `state_dict()`."""
     for path, part in _modules(module):
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
@@ -439,8 +442,8 @@ def _unshaped(module: nn.Module) -> str | None:
 def _left_on_meta(module: nn.Module, loading: Loading | None) -> list[str]:
     """Return error texts for tensors in attributes that stay on the meta device after an apply.
 
-    Loading code, extra state or a forward pre-hook may fill such tensors, and modules called with
-    TensorDictParams use other tensors, so these modules are not checked.
+    A module is not checked if loading code, extra state or a forward pre-hook may fill such a
+    tensor, or if it contains TensorDictParams, since it then computes with other tensors.
     """
     parts = [*module.modules()]
     if loading is not None or not on_meta(module) or any(map(torch_params.is_params, parts)):
@@ -499,7 +502,7 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
-    """Call `set_extra_state` with the value that `_flatten` split into tensors, if there is one."""
+    """Call `set_extra_state` with the value that `_flatten` split into `tensors`, if not empty."""
     if root in tensors:
         part.set_extra_state(tensors[root].clone())
     elif tensors:

@@ -1,7 +1,7 @@
-"""Modules that compute with other tensors than those that they have between two passes.
+"""Handles modules whose tensors between two forward passes are not those that they compute with.
 
-accelerate offloads a module (`cpu_offload`, `disk_offload`, a `device_map`): its tensors are on the
-meta device, and a hook fetches their values from a mapping before each pass. FSDP2 gathers
+accelerate can offload a module (`cpu_offload`, `disk_offload`, a `device_map`): its tensors are on
+the meta device, and a hook fetches their values from a mapping before each pass. FSDP2 gathers
 parameters for a pass, and discards writes to the gathered parameters.
 """
 
@@ -31,13 +31,13 @@ MADE = (
 
 
 def offloaded(module: nn.Module) -> tuple[Tensors, list[str]]:
-    """Return a module's offloaded tensors by name, and names of offloaded tensors not in memory."""
+    """Return (offloaded tensors in memory, by name; names of offloaded tensors not in memory)."""
     found: Tensors = {}
     gone: list[str] = []
     for path, part in _modules(module):
         for hook in _hooks(part):
-            deep = bool(getattr(hook, "place_submodules", False))
-            own = chain(part.named_parameters(recurse=deep), part.named_buffers(recurse=deep))
+            recurse = bool(getattr(hook, "place_submodules", False))
+            own = chain(part.named_parameters(recurse=recurse), part.named_buffers(recurse=recurse))
             for name, tensor in own:
                 whole = f"{path}.{name}".lstrip(".")
                 if not tensor.is_meta:
@@ -62,14 +62,14 @@ def offload_faults(module: nn.Module, *, loaded: bool) -> list[str]:
 
 
 def gathered_fault(module: nn.Module) -> str | None:
-    """Return an error text if FSDP2 has gathered a submodule's parameters now; else None."""
+    """Return an error text if a submodule's parameters are now gathered by FSDP2; else None."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     path = next(
         (
             path
             for path, part in _modules(module)
             if kind is not None and isinstance(part, kind)
-            # Sharded parameters are DTensors, which are refused with their own text.
+            # Parameters that are not gathered are DTensors, which have an error text of their own.
             if any(type(each) in (torch.Tensor, nn.Parameter) for each in part.parameters())
         ),
         None,

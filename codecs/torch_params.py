@@ -1,8 +1,8 @@
-"""The tensors of a `TensorDictParams`, which computes with the tensors of the TensorDict inside it.
+"""Reads and replaces the tensors of a `TensorDictParams`.
 
-A `TensorDictParams` is a module, too, but may list other tensors as its parameters: code that moves
-a policy to the meta device, such as TorchRL's collectors, replaces only the tensors of the
-TensorDict.
+This module of tensordict computes with the tensors of a TensorDict inside it. It may list other
+tensors as its parameters: code that moves a policy to the meta device, such as TorchRL's
+collectors, replaces only the tensors of the TensorDict.
 """
 
 import sys
@@ -30,8 +30,8 @@ def put(params: Any, others: Mapping[str, torch.Tensor]) -> None:
     """Replace the tensors of a `TensorDictParams` that have a name in `others`."""
     if not others:
         return
-    # Put in a new TensorDict: the current one may be locked as a part of others, and would move
-    # tensors that are set in it to its device.
+    # Install a new TensorDict, since the current one may be locked as a part of others, and would
+    # move tensors that are set in it to its device.
     inside = params._param_td  # noqa: SLF001
     made = inside.copy().clear_device_()
     for key in [*made.keys(True, True)]:

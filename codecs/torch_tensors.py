@@ -1,6 +1,6 @@
-"""Torch tensors as tensors of a layout: signatures, views, copies, faults.
+"""Handles torch tensors as tensors of a layout: signatures, views, copies, faults.
 
-This module is imported only for a torch object, so that a process with only numpy needs no torch.
+This module is imported only for a torch object, so a process with only numpy arrays needs no torch.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 # Devices whose tensors have real addresses. Tensors on other devices (such as XLA) may have none.
 _ADDRESSED: Final = ("cpu", "cuda", "xpu")
-# From this size on, a tensor's storage is measured before every copy, which takes a hundredth of
-# the copy's time. For a smaller tensor only the address is compared, which changes when its storage
-# is freed.
+# Before every copy of a tensor of at least this size, its storage's size is checked, which takes a
+# hundredth of the copy's time. For a smaller tensor only the address is compared, which changes
+# when the storage is freed.
 LARGE_BYTES: Final = 2**20
 
 GATHER: Final = (
@@ -62,7 +62,7 @@ def is_one_block(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is strided memory: not sparse, nested, quantised or a wrapper."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    # Nearly all tensors are plain; the check of other types is slow.
+    # The check of other types is slow, but nearly all tensors are plain.
     return type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
 
 
@@ -137,7 +137,7 @@ def _explained(tensor: torch.Tensor) -> str | None:
     storage, reach = tensor.untyped_storage(), _reach(tensor)
     try:
         storage.data_ptr()
-    except RuntimeError:  # the storage has no memory, whatever its size
+    except RuntimeError:  # the storage has no memory, even if its size is not 0
         return _wrapping(tensor)
     if tensor.is_meta:
         return None
@@ -184,7 +184,7 @@ def placeholder_fault(tensor: torch.Tensor) -> str | None:
 
 
 def large(tensors: Iterable[object]) -> list[int]:
-    """Return the indices of the tensors whose storages are measured; see `LARGE_BYTES`."""
+    """Return the indexes of the tensors whose storage sizes are checked; see `LARGE_BYTES`."""
     return [
         place
         for place, each in enumerate(tensors)
@@ -213,8 +213,8 @@ def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
     """Return values that change if a plain tensor is replaced, moved or reshaped.
 
-    Return None if a tensor has no such values, for example without memory: the full analysis then
-    reports it.
+    Return None if a tensor has no such values, for example because it has no memory. The caller's
+    full analysis then reports the tensor.
     """
     if native.BUILT and _EXCHANGE is not None:
         with contextlib.suppress(BufferError, RuntimeError):  # complex, sparse and nested tensors
@@ -244,7 +244,7 @@ def bare(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return a tensor's bytes as a version has them. They share its memory if possible."""
+    """Return a tensor's bytes in the form of a version; they share its memory if possible."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
     return data
@@ -253,9 +253,9 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
     """Return each tensor as a torch tensor that shares the memory of the data section.
 
-    A part that is not aligned to its element (which occurs only in foreign files) is copied
-    instead, so writable views need a layout made by `Layout.plan`. Torch has no read-only tensors:
-    do not write to views of read-only data.
+    A tensor that is not aligned to its element is a copy instead. This occurs only in files that
+    other software wrote. So only views of a layout made by `Layout.plan` can be written through.
+    Torch has no read-only tensors: do not write to views of read-only data.
     """
     address: int = data.__array_interface__["data"][0]
     if not data.size:
@@ -264,7 +264,7 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
         flat = torch.frombuffer(data, dtype=torch.uint8)
     else:  # through ctypes, since torch warns about each read-only buffer
         memory = (ctypes.c_uint8 * data.size).from_address(address)
-        vars(memory)["owner"] = data  # kept alive by every tensor of it
+        vars(memory)["owner"] = data  # so that every tensor of this memory keeps `data` alive
         flat = torch.frombuffer(memory, dtype=torch.uint8)
     tensors: list[torch.Tensor] = []
     for spec in specs:
@@ -289,7 +289,7 @@ def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
 def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
     """Return why a tensor cannot be moved to other memory as the same object; None if it can.
 
-    No other tensor may share its storage, since that tensor would keep the old storage. With
+    No other tensor may share the storage, since the other tensor would keep the old storage. With
     `parts`, the tensor may be a part of a storage that is moved as a whole.
     """
     if type(tensor) not in PLAIN:
@@ -309,9 +309,9 @@ def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
 
 
 def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy tensors pairwise, in place. Cast if dtypes differ, and copy between devices."""
-    # In one call, since a Python loop over many small tensors takes three times as long.
-    # Inference mode, not no_grad, since a target may hold tensors that were made in inference mode.
+    """Copy tensors pairwise, in place, also between dtypes and devices."""
+    # In one call, since a Python loop over many small tensors takes three times as long. Inference
+    # mode, not no_grad, since a target may have tensors that were made in inference mode.
     with torch.inference_mode():
         torch._foreach_copy_(destinations, sources)  # pyright: ignore
 

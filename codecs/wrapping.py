@@ -1,8 +1,8 @@
-"""One-line explanations of name differences between a model and the same model in a wrapper.
+"""Explains, in one line, how the names of a model differ from those of the model in a wrapper.
 
-A wrapper (a compiler, data parallelism, an adapter) makes all tensor names longer in the same way.
-A list of twenty names hides that. The one line made here names the prefix, suffix or inner part,
-and the model or the renaming to pass instead.
+A wrapper (a compiler, data parallelism, an adapter) makes all tensor names longer in the same way,
+which a list of twenty names does not show. The line names the prefix, suffix or inner part that the
+wrapper adds, and the model or the renaming to pass instead.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ QUANTISED = {
     "._packed_params._packed_params": "torch.ao.quantization",
     ".weight_scale": "compressed-tensors or fp8",
 }
-LOOKED_AT = 64  # names that are tried for a common prefix or suffix
+TRIED_MAX = 64  # names that are tried for a common prefix or suffix
 # Suffixes of tensors from which a parametrisation computes the weight, and how to undo it.
 COMPUTED = {
     "_orig": (
@@ -44,7 +44,7 @@ COMPUTED = {
     "_g": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
     "_v": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
 }
-SIGNS = "._"  # a suffix begins with one of these
+SIGNS = "._"  # a suffix begins with one of these characters
 SHARE = 0.5  # an explanation must cover more than this fraction of the names
 SHOWN = 64  # characters of a prefix or suffix
 
@@ -74,46 +74,47 @@ def explanation(published: Collection[str], own: Collection[str]) -> str | None:
 
 
 def _enough(found: int, longer: Collection[str], shorter: Collection[str]) -> bool:
+    """Return whether `found` names are enough for an explanation."""
     return found > SHARE * min(len(longer), len(shorter))
 
 
 def _prefix(longer: set[str], shorter: set[str]) -> str:
-    """Return the prefix that the names of one side have and those of the other lack."""
+    """Return the prefix that most names of one side add to names of the other; "" if none."""
     ends: dict[str, list[str]] = {}
     for name in shorter:
         ends.setdefault(name.rpartition(".")[2], []).append(name)
     tried = Counter(
         name.removesuffix(end)
-        for name in islice(sorted(longer), LOOKED_AT)
-        for end in ends.get(name.rpartition(".")[2], ())[:LOOKED_AT]
+        for name in islice(sorted(longer), TRIED_MAX)
+        for end in ends.get(name.rpartition(".")[2], ())[:TRIED_MAX]
         if name.endswith("." + end)
     )
-    for prefix, _ in tried.most_common(LOOKED_AT):
+    for prefix, _ in tried.most_common(TRIED_MAX):
         if _enough(sum(prefix + name in longer for name in shorter), longer, shorter):
             return prefix
     return ""
 
 
 def _suffix(longer: set[str], shorter: set[str]) -> str:
-    """Return the suffix that the names of one side have and those of the other lack."""
+    """Return the suffix that most names of one side add to names of the other; "" if none."""
     begins: dict[str, list[str]] = {}
     for name in shorter:
         begins.setdefault(name.rpartition(".")[0], []).append(name)
     tried = Counter(
         name.removeprefix(begin)
-        for name in islice(sorted(longer), LOOKED_AT)
+        for name in islice(sorted(longer), TRIED_MAX)
         for at in (name.rpartition(".")[0], name.rpartition(".")[0].rpartition(".")[0])
-        for begin in begins.get(at, ())[:LOOKED_AT]
+        for begin in begins.get(at, ())[:TRIED_MAX]
         if name.startswith(begin) and name.removeprefix(begin)[:1] in SIGNS
     )
-    for suffix, _ in tried.most_common(LOOKED_AT):
+    for suffix, _ in tried.most_common(TRIED_MAX):
         if _enough(sum(name + suffix in longer for name in shorter), longer, shorter):
             return suffix
     return ""
 
 
 def _inside(longer: set[str], shorter: set[str]) -> str:
-    """Return the wrapper's part that names of one side contain and those of the other lack."""
+    """Return the wrapper's part that most names of one side contain in addition; "" if none."""
     bare, found = Counter[str](), Counter[str]()
     for name in longer:
         rest = name

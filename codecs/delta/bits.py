@@ -1,8 +1,9 @@
-"""Bit strings in numpy, and the codes of a patch; no Python loop runs over elements.
+"""Writes and reads the codes of a patch as bit strings in numpy, without a loop over elements.
 
-A Rice code has a parameter k: first `v >> k` in unary (that many zeros, then a one), then the low k
-bits of v. An Exp-Golomb code has n zeros and a one, then n + k bits, where `v + 2**k` has n + k + 1
-bits. The codes of many values are stored split: first all unary parts, then all low bits.
+The Rice code of v with a parameter k is `v >> k` in unary (that many zeros, then a one), then the
+low k bits of v. The Exp-Golomb code of v with k is n zeros and a one, then the low n + k bits of
+`v + 2**k`, which has n + k + 1 bits. The codes of many values are stored in two parts: first all
+unary numbers, then all low bits.
 """
 
 from typing import Final
@@ -19,12 +20,12 @@ GOLOMB_BITS_MAX: Final = 16  # enough for the size of every step
 
 
 def fixed(values: Values, width: int) -> Bit:
-    """Return the bits of numbers of `width` bits; of each number, the lowest bit first."""
+    """Return the bits of numbers of `width` bits, the lowest bit of each number first."""
     return ((values[:, None] >> np.arange(width)) & 1).astype(np.uint8).ravel()
 
 
 def unary(values: Values) -> Bit:
-    """Return the unary codes of numbers: for n, n zeros and a one."""
+    """Return the unary codes of numbers: n zeros and a one for the number n."""
     ends = np.cumsum(values + 1)
     out = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
     out[ends - 1] = 1
@@ -45,7 +46,7 @@ def golomb(values: Values, k: int) -> list[Bit]:
 
 
 def bit_length(values: Values) -> Values:
-    """Return for each number its number of bits: at most 53, and 0 for the number 0."""
+    """Return the length of each number in bits: 0 for the number 0, at most 53."""
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
@@ -56,7 +57,7 @@ def _places(widths: Values) -> Values:
 
 
 def positions(gaps: Values, most: int) -> Values:
-    """Return the positions that gaps lead to; PatchError if a position is `most` or more."""
+    """Return the positions after these gaps; PatchError if a position is `most` or more."""
     at = np.cumsum(gaps + 1) - 1
     if len(at) and at[-1] >= most:
         raise PatchError(f"gaps lead to position {at[-1]} of {most}")
@@ -116,7 +117,7 @@ class BitReader:
         return np.asarray(sums[ends] - sums[ends - widths] + (1 << widths) - (1 << k), np.int64)
 
     def end(self) -> None:
-        """Check that only the zero bits that pad the last byte are left."""
+        """Raise PatchError unless only the zero bits are left that pad the last byte."""
         rest = self._bits[self._at :]
         if len(rest) > 7 or rest.any():
             raise PatchError(f"{len(rest)} bits are left in the body of a block; up to 7 zeros may")

@@ -1,8 +1,10 @@
-"""Encoding of a patch: the difference between two versions of one layout, as small as possible.
+"""Encodes a patch: the differences between two versions of one layout, in few bytes.
 
-Each block gets the mode with the fewest bytes. Steps are coded with one class or, for dtypes with a
-known exponent, with sixteen classes. The probability of a change halves from one exponent to the
-next, so gaps between changed elements are shorter if only elements of the same class are counted.
+A patch consists of blocks (`format.py`). Each block gets the mode with the fewest bytes. A *step*
+is the change of an element by some ranks in the order of its values. Steps are coded with one
+class or, for dtypes with a known exponent, with sixteen classes of elements. The probability of a
+change halves from one exponent to the next. So the gaps between changed elements are shorter if
+only elements of the same class are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,7 @@ from .kernels import EncodedChanges
 from .patch import Delta
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the default of `step`."""
 
 
@@ -33,9 +35,9 @@ def encode(
     chunk_bytes: int = CHUNK_BYTES_DEFAULT,
     classes: bool = True,
     check: bool = True,
-    step: Callable[[], object] = _nothing,
+    step: Callable[[], object] = _do_nothing,
 ) -> bytes:
-    """Return the patch that leads from one data section to another, bit for bit.
+    """Return the patch that turns the data section `base` into `target`, bit for bit.
 
     Args:
         layout: The layout of both data sections.
@@ -43,13 +45,13 @@ def encode(
         target: The data section that the receiver makes with the patch.
         digests: The digests of base and target for `chunk_bytes`, if they are known.
         chunk_bytes: The chunk size of the digests.
-        classes: Whether steps may be coded by class. This takes fewer bytes, but a receiver must
+        classes: Whether steps may be coded by class. This takes fewer bytes, but the receiver must
             then read every element of the base.
         check: Whether to decode the patch, and compare the result with `target`.
         step: Called repeatedly; an exception from it aborts the encoding.
 
     Raises:
-        PatchError: A data section is not of the layout, or the patch failed its check.
+        PatchError: A data section does not have the layout's size, or the patch failed its check.
     """
     old, new = (section_bytes(layout, data) for data in (base, target))
     if digests is None:
@@ -78,12 +80,12 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
 def encode_block(
     block: fmt.Block, before: Bytes, after: Bytes, table: fmt.Table | None
 ) -> tuple[int, bytes]:
-    """Return mode and body of a block, in the mode with the fewest bytes.
+    """Return (mode, body) of a block, in the mode with the fewest bytes.
 
     Args:
         block: The block.
-        before, after: Its bytes in the base, and in the target.
-        table: The codes of its steps, with room for all counts (`parts.py`); None: it has no steps.
+        before, after: The block's bytes in the base, and in the target.
+        table: The codes of steps, with enough bits for any count (`parts.py`); None: code no steps.
     """
     body = None
     if table is not None:
@@ -99,7 +101,7 @@ def encode_block(
 
 
 def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
-    """Return the bytes of a group of blocks, in parts, in the coding with the fewest bytes."""
+    """Return the byte strings of a group of blocks, in the coding with the fewest bytes."""
     pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]
     kind = blocks[0].kind
     ways = [fmt.PLAIN] if kind == fmt.PLAIN else [fmt.INTEGER]
@@ -110,14 +112,14 @@ def _group(blocks: Sequence[fmt.Block], old: Bytes, new: Bytes, classes: bool) -
 
 
 class _Group:
-    """Blocks that share a table; caches each block's coding without steps."""
+    """Blocks that share a table. Each block's coding without steps is cached."""
 
     def __init__(self, blocks: Sequence[fmt.Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
         self._blocks, self._pairs = blocks, pairs
         self._without: dict[int, tuple[int, bytes]] = {}
 
     def coded(self, way: int) -> list[bytes]:
-        """Return entries, table and bodies; blocks have steps of kind `way`, or none for PLAIN."""
+        """Return entries, table and bodies, with steps of the kind `way` (PLAIN: without steps)."""
         bodies, table = self._stepped(way) if way != fmt.PLAIN else ({}, b"")
         coded = [
             (fmt.STEPS, bodies[index]) if index in bodies else self._without_steps(index)
@@ -129,7 +131,8 @@ class _Group:
     def _stepped(self, kind: int) -> tuple[dict[int, bytes], bytes]:
         """Return the bodies of blocks that are shortest with steps, and the table of their codes.
 
-        A block that is not shorter with steps even with its own table does not affect the table.
+        A block for which steps are not shortest even with a table of its own does not affect the
+        table.
         """
         found = {index: kernels.compare(*pair, kind) for index, pair in enumerate(self._pairs)}
         found = {index: each for index, each in found.items() if each[1].size}
@@ -143,6 +146,7 @@ class _Group:
         return {}, b""
 
     def _alone(self, index: int, found: EncodedChanges) -> bool:
+        """Return whether a block is shortest with steps if it has a table of its own."""
         return bool(self._written({index: found})[1])
 
     def _written(self, found: Mapping[int, EncodedChanges]) -> tuple[fmt.Table, dict[int, bytes]]:
@@ -172,7 +176,7 @@ def _overwrite_least(changes: int, width: int) -> int:
 
 
 def _overwritten(block: fmt.Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
-    """Return mode and body of a block without steps: only changed elements, or all bytes."""
+    """Return (mode, body) of a block without steps: only changed elements, or all bytes."""
     unit = f"<u{block.width}"
     changes = int(np.count_nonzero(before.view(unit) != after.view(unit)))
     if not changes:

@@ -1,14 +1,14 @@
-"""The format of a patch (encoding `delta-1`): its header, its blocks, and the tables of its codes.
+"""Defines the format of a patch (encoding `delta-1`): header, blocks, and tables of its codes.
 
-A patch turns the data section of a base into that of a target of the same layout, bit for bit.
-`docs/DELTA.md` defines every byte.
+A patch turns the data section of a base into the data section of a target with the same layout, bit
+for bit. `docs/DELTA.md` defines every byte.
 
     0       120
     ├────────┼─────────┬─────────┬───
     │ header │ group 0 │ group 1 │ …    a group: │ entries │ table │ body of block 0 │ …
     └────────┴─────────┴─────────┴───
 
-The blocks follow from the layout alone, so a patch cannot repeat or omit one.
+The layout alone determines the blocks, so a patch cannot repeat or omit a block.
 """
 
 import struct
@@ -28,17 +28,18 @@ from ..protocol_limits import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, CHUNKS_MAX
 NAME: Final = "delta-1"
 MAGIC: Final = b"WBDELTA1"
 BLOCK_ELEMENTS: Final = 2**18  # a block is decoded by itself, and fits into a second-level cache
-GROUP_BLOCKS: Final = 16  # so many blocks share a table, so that its size is negligible
-CLASSES: Final = 16  # classes of base values; more classes gained half a percent
+GROUP_BLOCKS: Final = 16  # number of blocks that share a table, so that its size is negligible
+CLASSES: Final = 16  # classes of base values; more classes would save only half a percent
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
 ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
 
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
-PLAIN, INTEGER, BF16, F16 = range(4)  # kinds of elements: any, 16 bits, with an exponent
+PLAIN, INTEGER, BF16, F16 = range(4)  # kinds of elements: any; of 16 bits; two with an exponent
 
-COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4  # of a table's fields
-EVERY: Final = 31  # value of the field "large" if every step has a size
+# Bits of each field of a table's row. "large" is the number of bits of a count of steps above 1.
+COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4
+EVERY: Final = 31  # value of the field "large" if the size of every step is coded
 WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # the most bits of a count
 RICE_MAX: Final = 18
 STEP_MAX: Final = 2**16 - 1
@@ -67,7 +68,7 @@ class Block:
 
 
 def groups(layout: Layout) -> Iterator[list[Block]]:
-    """Yield the blocks of a layout, in order, as groups of blocks of one dtype."""
+    """Yield the blocks of a layout, in order, in groups of blocks of one dtype."""
     for dtype, specs in groupby((s for s in layout.tensors if s.nbytes), lambda s: s.dtype):
         stretch = list(specs)
         width = max(DTYPES[dtype].bits // 8, 1)
@@ -80,7 +81,7 @@ def groups(layout: Layout) -> Iterator[list[Block]]:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a patch: names its base and its target by their digests."""
+    """The header of a patch, which names its base and its target by their digests."""
 
     layout_id: str
     nbytes: int
@@ -89,6 +90,7 @@ class Header:
     target: str  # digest
 
     def pack(self) -> bytes:
+        """Return the bytes of the header."""
         ids = (bytes.fromhex(text) for text in (self.layout_id, self.base, self.target))
         return HEADER.pack(MAGIC, 0, self.chunk_bytes, self.nbytes, *ids)
 
@@ -113,7 +115,7 @@ class Header:
 
 
 def pack_entry(mode: int, nbytes: int) -> bytes:
-    """Return the entry of a block: its mode, and its body's size, in seven bits per byte."""
+    """Return the entry of a block: its mode and the size of its body, with seven bits per byte."""
     value, out = nbytes << 2 | mode, bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -122,7 +124,7 @@ def pack_entry(mode: int, nbytes: int) -> bytes:
 
 
 def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]:
-    """Parse a block's entry at position `at`; return mode, body size, and the entry's end.
+    """Parse a block's entry at offset `at`; return (mode, size of the body, end of the entry).
 
     Raises:
         PatchError: The entry is malformed.
@@ -163,7 +165,7 @@ def pack_table(table: Table) -> bytes:
 
 
 def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield (value, width in bits) of each field of a row that is written."""
+    """Yield (value, width in bits) of each field of a row that is part of the bytes."""
     count, gap, large, large_gap, size = row
     yield count, COUNT_BITS
     if count:
@@ -176,7 +178,7 @@ def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
-    """Parse a group's table at position `at`; return the table and its end position.
+    """Parse a group's table at offset `at`; return (table, end of the table).
 
     Raises:
         PatchError: The table is malformed.
@@ -192,6 +194,7 @@ def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
 
 
 def _row(bits: "_Bits") -> list[int]:
+    """Parse one row of a table; fields that are not part of the bytes are 0."""
     count = bits.take(COUNT_BITS, WIDTH_MAX)
     if not count:
         return [0] * 5
@@ -204,12 +207,13 @@ def _row(bits: "_Bits") -> list[int]:
 
 
 class _Bits:
-    """Reads the bits of a table, the lowest first."""
+    """Reads the bits of a table, the lowest bit first."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._left, self._at = int.from_bytes(data, "little"), 8 * len(data), 0
 
     def take(self, width: int, most: int) -> int:
+        """Return the next number of `width` bits; PatchError if it is above `most`."""
         value = self._value >> self._at & (1 << width) - 1
         self._at += width
         if self._at > self._left:

@@ -1,7 +1,7 @@
-"""The inner loops of encoding and decoding a block, in C or in numpy.
+"""Provides the inner loops of encoding and decoding a block, in C or in numpy.
 
-The bytes of blocks need not be aligned. The steps of a block, and the gaps that belong to them, are
-ordered by class, and within a class by element.
+The bytes of blocks need not be aligned. The steps of a block, and their gaps, are ordered by class,
+and within a class by element.
 """
 
 import numpy as np
@@ -32,9 +32,9 @@ def compare(base: Bytes, target: Bytes, kind: int) -> EncodedChanges:
 
     Returns:
         Three arrays. Counts: for each class, the number of elements that differ. Gaps: for each
-        such element, the number of unchanged elements of its class before it. Steps: for each such
-        element, the rank of the target's value minus the rank of the base's value.
-        `numpy_kernels.keys` defines the ranks.
+        element that differs, the number of equal elements of its class since the last one that
+        differs. Steps: for each element that differs, the rank of the target's value minus the rank
+        of the base's value. `numpy_kernels.keys` defines the ranks.
     """
     if not BUILT:
         return numpy_kernels.compare(base, target, kind)
@@ -46,7 +46,7 @@ def compare(base: Bytes, target: Bytes, kind: int) -> EncodedChanges:
 
 
 def tune(counts: Positions, gaps: Positions, steps: Steps) -> Table:
-    """Return the table of the codes for the steps of a group.
+    """Return the table with the best codes for the steps of a group.
 
     Args:
         counts: The counts, by block and class.
@@ -72,10 +72,10 @@ def write(
 
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, NDArray[np.uint16]]:
-    """Return the positions that a body with steps changes, and the new elements there.
+    """Return (positions that a body with steps changes, new elements at these positions).
 
     Raises:
-        PatchError: The body is malformed, or `base` is not the block that it was made for.
+        PatchError: The body is malformed, or does not fit this block of the base.
     """
     if not BUILT:
         return numpy_kernels.read(body, table, base, kind)
@@ -86,11 +86,11 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, 
         count = native.DELTA.read(body, table, base, kind, at, values)
     except ValueError as error:
         raise PatchError(str(error)) from None
-    return at[:count].copy(), values[:count].copy()  # copied, since callers keep few elements
+    return at[:count].copy(), values[:count].copy()  # copies, to free the unused memory
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
-    """Return the body of a block that lists the elements that differ, of any width."""
+    """Return the body of a block that lists the elements (of any width) that differ."""
     unit = f"<u{width}"
     old, new = base.view(unit), target.view(unit)
     at = np.flatnonzero(old != new)
@@ -102,7 +102,7 @@ def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
 
 
 def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, NDArray[np.uint8]]:
-    """Return the positions that a body of `write_overwrite` changes, and the new bytes there.
+    """Decode a body of `write_overwrite`; return (changed positions, bytes of the new elements).
 
     Raises:
         PatchError: The body is malformed.

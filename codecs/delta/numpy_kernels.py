@@ -1,7 +1,7 @@
-"""The inner loops of patches in numpy: finding steps, choosing codes, writing and reading them.
+"""Implements the inner loops of patches in numpy: finds steps, and chooses, writes and reads codes.
 
-`kernels.py` describes the functions. The C helper has the same functions, with the same results to
-the bit.
+`kernels.py` describes the functions. The C helper has the same functions, which give the same
+results, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Counts = NDArray[np.uint32]
 
 
 def keys(elements: Elements) -> NDArray[np.int32]:
-    """Return the rank of each bit pattern, in the order of float values, with NaNs at both ends."""
+    """Return the rank of each bit pattern in the order of float values, with NaNs at both ends."""
     u = elements.astype(np.int32)
     return np.where(u & 0x8000, 0xFFFF - u, u | 0x8000)
 
@@ -30,7 +30,7 @@ def elements_of(placed: NDArray[np.int32]) -> Elements:
 
 
 def classes_of(elements: Elements, kind: int) -> NDArray[np.uint8]:
-    """Return the class of each element, by its exponent: a class has two exponents."""
+    """Return the class of each element, by its exponent; two exponents make a class."""
     if kind == F16:
         return ((elements >> 11) & 15).astype(np.uint8)
     exponents = np.maximum((elements >> 7).astype(np.uint8), 96)  # drops the sign
@@ -119,7 +119,7 @@ def best_rice(values: bits.Values) -> tuple[int, int]:
 
 
 def _best_golomb(like: bits.Values, values: bits.Values) -> tuple[int, int]:
-    """Return the best Exp-Golomb parameter for `like`, and how many bits `values` take with it."""
+    """Return (best Exp-Golomb parameter for `like`, bits of the codes of `values` with it)."""
     lengths = np.bincount(bits.bit_length(like), minlength=17).astype(np.int64)
     guesses = [
         (int((lengths * (1 + k + 2 * np.maximum(np.arange(17) - k, 0))).sum()), k)
@@ -189,7 +189,7 @@ def _large_count(reader: bits.BitReader, large: int) -> int:
 def _read_class(
     reader: bits.BitReader, row: Sequence[int], count: int, large_count: int, elements: int
 ) -> tuple[bits.Values, bits.Values]:
-    """Return the ranks of changed elements within their class, and their steps."""
+    """Return (ranks of the changed elements of a class within the class, their steps)."""
     _, gap, large, large_gap, size = row
     ranks = bits.positions(reader.rice(count, gap), elements)
     negative = reader.take(count)
@@ -203,7 +203,7 @@ def _read_class(
 
 
 def _select(classes: NDArray[np.uint8], class_id: int, ranks: bits.Values) -> bits.Values:
-    """Return the positions of the elements that have these ranks within a class."""
+    """Return the positions in the block of the elements with these ranks within a class."""
     positions = np.flatnonzero(classes == class_id) if len(ranks) else ranks
     if len(ranks) and ranks[-1] >= len(positions):
         raise PatchError(

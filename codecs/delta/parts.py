@@ -1,11 +1,11 @@
-"""Patches that several encoders make together, each for the blocks whose bytes it has.
+"""Makes a patch with several encoders (ranks), each of which encodes the blocks that it has.
 
-Each block is encoded by itself, but the blocks of a group share a table. Encoders that share a
-group cannot tune its table without a look at all of its blocks. So a patch in parts has one table
+Each block is encoded by itself, but the blocks of a group share a table. If the blocks of a group
+are at several encoders, none can tune the table on all of them. So a patch in parts has one table
 for each kind of elements. It is tuned on samples of all encoders (`propose`, `agreed`), and fits
-every block: its counts have as many bits as a full block needs. That takes 76 bytes of a block.
+every block: its counts have as many bits as a full block needs, which costs 76 bytes per block.
 
-A part is what the patch has for the blocks of one encoder: entry and body of each, in order.
+A part is the patch's data for the blocks of one encoder: the entry and the body of each, in order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from .encoding import encode_block
 from .patch import BlockPatch
 
 SAMPLED = 8  # blocks of a kind that an encoder compares to tune a table
-# The row of a class that no sample has changes of.
+# The row of a class of which no sample has changes.
 RARE = [fmt.WIDTH_MAX, 10, fmt.WIDTH_MAX, 4, 2]
 
 Tables = Mapping[int, fmt.Table]  # by the kind of the elements
@@ -52,8 +52,8 @@ def propose(
 
     Args:
         blocks: The blocks of one encoder.
-        old: The data section of the base, with the bytes of these blocks.
-        new: That of the target.
+        old: The data section of the base; only the bytes of these blocks are used.
+        new: The data section of the target; likewise.
         classes: Whether steps may be coded by class.
     """
     found = dict[int, Proposal]()
@@ -70,7 +70,7 @@ def propose(
 
 
 def agreed(proposals: Iterable[Mapping[int, Proposal]]) -> dict[int, list[list[int]]]:
-    """Return the rows of the tables of a patch: for each class the row of the largest sample."""
+    """Return the rows of a patch's tables: for each class, the row of the largest sample."""
     most, rows = dict[int, list[int]](), dict[int, list[list[int]]]()
     for kind, proposal in (item for each in proposals for item in each.items()):
         mine = most.setdefault(kind, [0] * len(proposal.counts))
@@ -82,13 +82,13 @@ def agreed(proposals: Iterable[Mapping[int, Proposal]]) -> dict[int, list[list[i
 
 
 def _for_any_block(row: Sequence[int]) -> list[int]:
-    """Return a row with counts of any size."""
+    """Return a row whose counts have enough bits for any block."""
     _, gap, large, large_gap, size = row
     return [fmt.WIDTH_MAX, gap, fmt.EVERY if large == fmt.EVERY else fmt.WIDTH_MAX, large_gap, size]
 
 
 def tables_of(rows: Mapping[int, Sequence[Sequence[int]]]) -> Tables:
-    """Return tables from the rows that `agreed` has made."""
+    """Return the tables with the rows that `agreed` returned."""
     return {kind: np.array(each, np.uint8) for kind, each in rows.items()}
 
 
@@ -151,12 +151,12 @@ def join(
     Args:
         layout: The layout of base and target.
         header: The header of the patch.
-        owners: For each block, the index of the part that has it.
-        parts: What each encoder has made of its blocks.
+        owners: For each block, the index of its part.
+        parts: The parts, one of each encoder.
         tables: The tables of the patch.
 
     Raises:
-        PatchError: A part is malformed, or is not of these blocks.
+        PatchError: A part is malformed, or has other blocks.
     """
     views, at = [memoryview(part) for part in parts], [0] * len(parts)
     joined: list[bytes | memoryview] = [header.pack()]

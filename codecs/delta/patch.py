@@ -1,8 +1,8 @@
-"""A received patch: it is checked, then applied to its base as a whole or not at all.
+"""Checks a received patch, and applies it to its base as a whole or not at all.
 
-All faults except a wrong result are found before a byte is written: `Delta` checks what can be
-checked without the base, and `apply` first decodes every block against the base. Small decoded
-changes are kept until they are written; the others are decoded again.
+All faults except a wrong result are found before a byte is written: `Delta` checks everything that
+does not need the base, and `apply` first decodes every block against the base. Decoded changes are
+kept up to a limit until they are written; further ones are decoded again.
 """
 
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ from ..numpy_tensors import Bytes, Memory
 from . import format as fmt
 from . import kernels
 
-KEPT: Final = 8  # decoded changes are kept, up to 1/8 of the data section's size
+KEPT: Final = 8  # decoded changes are kept up to 1/8 of the data section's size
 
 Elements = NDArray[np.uint16] | Bytes
 Change = tuple[kernels.Positions | None, Elements]
@@ -27,7 +27,7 @@ Change = tuple[kernels.Positions | None, Elements]
 
 @dataclass(frozen=True, slots=True)
 class BlockPatch:
-    """The part of a patch for one block."""
+    """One block of a patch."""
 
     block: fmt.Block
     mode: int
@@ -114,11 +114,11 @@ class Delta:
         Args:
             base: The base's data section.
             out: The memory to write to, which may be `base` itself; None: allocate it.
-            base_digest: The digest of `base`, if it is known; None: it is computed.
+            base_digest: The digest of `base`; None: compute it.
 
         Raises:
-            PatchError: `base` is not the base, or a block is malformed: `out` is unchanged. Or the
-                result is not the target: `out` must not be used.
+            PatchError: `base` is not the patch's base, or a block is malformed; `out` is unchanged.
+                Or the result is not the target; then `out` must not be used.
         """
         out = np.empty_like(base) if out is None else out
         for _ in self.steps(base, out, base_digest=base_digest):
@@ -162,7 +162,7 @@ class Delta:
     def compare(
         self, base: Bytes, target: Bytes, step: Callable[[], object] = lambda: None
     ) -> None:
-        """Check that the patch turns `base` into `target`; PatchError if not.
+        """Raise PatchError unless the patch turns `base` into `target`.
 
         `step` is called after each block; an exception from it aborts the check.
         """

@@ -1,11 +1,12 @@
 """Estimates from a sample whether a patch arrives sooner than the whole version.
 
-A patch takes a little more than the entropy of the changed positions and of the changes. Coding by
-class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So the whole version
-is the quickest way over the fastest links, a patch with classes over the slowest links, and a patch
-without classes in between.
+The size of a patch is a little more than the entropy of the changed positions and of the changes.
+Coding by class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So over
+the fastest links the whole version arrives first, over the slowest links a patch with classes, and
+over links in between a patch without classes.
 
-Values for patches without and with classes are pairs in this order, so that `classes` is the index.
+Values for both kinds of patches are pairs (without classes, with classes), so that the bool
+`classes` is an index.
 """
 
 import math
@@ -21,15 +22,15 @@ from ..layout import Layout
 from ..numpy_tensors import Bytes
 from .format import HEADER, PLAIN, Block, groups
 
-SAMPLES: Final = 64  # least number of sampled blocks, if there are as many
+SAMPLES: Final = 64  # least number of sampled blocks, if the version has as many
 SAMPLE_BYTES: Final = 2**18  # bytes of all samples together
 STEPS: Final = 2**12  # steps whose sizes are sampled
 TINY: Final = 2.0**-64  # replaces a share of 0, whose logarithm is multiplied by 0
-STEP_BITS: Final = 2.0  # for a step of size 1, with sign; a larger step takes 2 * log2(size) more
-SAVED: Final = 0.7  # fraction of the positions' entropy that remains with classes
-SAMPLE_BLOCKS: Final = 2  # blocks to measure encoding with: a megabyte of 16-bit elements
-CHANGED: Final = 40.0  # extra work of a changed element, relative to an unchanged one
-WORTH: Final = 1.1  # a patch must save this many times the time that it takes
+STEP_BITS: Final = 2.0  # bits of a step of size 1 with its sign; others take 2 * log2(size) more
+REMAINING: Final = 0.7  # fraction of the positions' entropy that remains with classes
+SAMPLE_BLOCKS: Final = 2  # blocks for measuring the encoding: a megabyte of 16-bit elements
+CHANGED: Final = 40.0  # extra work for a changed element, relative to an unchanged one
+WORTH: Final = 1.1  # a patch must save this many times the time that its coding takes
 
 Pair = Sequence[float]
 
@@ -39,7 +40,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         sizes: Bytes of a patch without classes, and of a patch with classes.
-        work: The time to make or decode a patch, as a multiple of that for a version without
+        work: The time to make or decode a patch, as a multiple of the time for a version without
             changes.
     """
 
@@ -54,21 +55,21 @@ class Way(NamedTuple):
     work: float = 0.0
 
 
-def chosen(nbytes: int, would: Estimate, rate: float, encode: Pair, decode: Pair) -> Way | None:
+def chosen(nbytes: int, costs: Estimate, rate: float, encode: Pair, decode: Pair) -> Way | None:
     """Return the kind of patch that arrives first; None if the whole version arrives first.
 
     Args:
         nbytes: Bytes of the version.
-        would: The estimated cost of patches.
+        costs: The estimated cost of patches.
         rate: The rate of the link, in bytes per second.
-        encode: Seconds per byte at the publisher, for a version without changes, as a pair.
-        decode: The same at the worker.
+        encode: As a pair, the seconds per byte to encode a version without changes.
+        decode: As a pair, the seconds per byte to decode its patch at the worker.
     """
-    costs = [(e + d) * nbytes * would.work for e, d in zip(encode, decode, strict=True)]
-    seconds = [cost + size / rate for cost, size in zip(costs, would.sizes, strict=True)]
+    coding = [(e + d) * nbytes * costs.work for e, d in zip(encode, decode, strict=True)]
+    seconds = [cost + size / rate for cost, size in zip(coding, costs.sizes, strict=True)]
     classes = seconds[True] < seconds[False]
-    saved = (nbytes - would.sizes[classes]) / rate
-    return Way(classes, would.work) if saved > WORTH * costs[classes] else None
+    saved = (nbytes - costs.sizes[classes]) / rate
+    return Way(classes, costs.work) if saved > WORTH * coding[classes] else None
 
 
 def may_pay(rate: float, encode: Pair, decode: Pair) -> bool:
@@ -83,10 +84,10 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
 
 
 def sums(blocks: Sequence[Block], base: Bytes, target: Bytes) -> list[float]:
-    """Return what `estimated` needs of some blocks of two data sections.
+    """Return what `estimated` needs to know of some blocks of two data sections.
 
-    Five sums over a sample: bits of the changes without classes, and with classes; changed
-    elements; all elements; bytes.
+    These are five sums over a sample: bits of a patch without classes, bits of a patch with
+    classes, changed elements, elements, bytes.
     """
     step = max(1, len(blocks) // SAMPLES)
     blocks = blocks[step // 2 :: step]
@@ -111,8 +112,8 @@ def sample(layout: Layout, among: Iterable[Sequence[Block]] | None = None) -> tu
     """Return a layout of some blocks of the largest group, and their slice of the data section.
 
     The time to encode a patch of this sample predicts the time for the whole version. All blocks
-    are of one group, since a group shares a table. `among`: only these, adjacent blocks of a group
-    each.
+    are of one group, since a group shares a table. `among`: the groups to choose from, each with
+    adjacent blocks; None: all groups.
     """
     found = groups(layout) if among is None else among
     group = max(found, key=lambda blocks: blocks[-1].end - blocks[0].begin)
@@ -129,7 +130,7 @@ def sample(layout: Layout, among: Iterable[Sequence[Block]] | None = None) -> tu
 def _found(
     width: int, kind: int, places: list[slice], old: Bytes, new: Bytes
 ) -> NDArray[np.float64]:
-    """Return the five numbers of `sums` for some places of one dtype."""
+    """Return the five sums of `sums` over some slices with elements of one width and kind."""
     before, after = (
         np.concatenate([data[each] for each in places]).view(f"<u{width}") for data in (old, new)
     )
@@ -138,12 +139,12 @@ def _found(
     changed = np.add.reduceat(differs, np.cumsum(counts) - counts, dtype=np.int64)
     share = changed / counts
     entropy = sum(-each * np.log2(np.maximum(each, TINY)) for each in (share, 1.0 - share))
-    each, saved = 8.0 * width, 1.0
+    each, remaining = 8.0 * width, 1.0
     if kind != PLAIN:
-        each, saved = STEP_BITS + 2.0 * _mean_log2(before[differs], after[differs]), SAVED
+        each, remaining = STEP_BITS + 2.0 * _mean_log2(before[differs], after[differs]), REMAINING
     bits = [
         np.minimum(part * counts * entropy + each * changed, 8.0 * width * counts).sum()
-        for part in (1.0, saved)
+        for part in (1.0, remaining)
     ]
     return np.array([*bits, changed.sum(), counts.sum(), before.nbytes])
 

@@ -315,7 +315,7 @@ class ReadingLock:
         """Remove a reader; do nothing if a writer has removed it already, as lost."""
         try:
             if self.streams is not None:
-                self.streams.left()
+                self.streams.record_end()
         finally:
             self._readers.pop(reading, None)
             if self._waiting_writers:

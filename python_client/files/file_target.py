@@ -167,7 +167,7 @@ class FileTarget(Target):
         layout = staged.layout
         known, texts = self._known, staged.metadata
         if known is None or known[0] is not layout or known[1] != texts:
-            filed = layout.filed({**texts, **FORMAT}, untied=self._untied)
+            filed = layout.for_file({**texts, **FORMAT}, untied=self._untied)
             known = self._known = layout, texts, filed
         filed = known[2]
         file.write(filed.header)

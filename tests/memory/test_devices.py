@@ -106,7 +106,7 @@ def test_memory_is_pinned_in_pieces_that_a_copy_can_tell(address: int, nbytes: i
 
 
 def test_a_note_fits_where_it_is_put() -> None:
-    note = device_memory.noted(bytes(16), bytes(64), 2**40)
+    note = device_memory.encode_note(bytes(16), bytes(64), 2**40)
     assert len(note) == segment.NOTE_BYTES
 
 

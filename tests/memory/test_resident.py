@@ -173,7 +173,7 @@ try:
 except MemoryError as error:
     words = str(error)
 resource.setrlimit(resource.RLIMIT_AS, usual)
-assert words == "no room for 4194304 bytes more in between", words
+assert words == "no address space for 4194304 more bytes, which an exchange of pages needs", words
 assert (one == 2).all() and (other == 1).all()
 pages.exchange(one, other)
 assert (one == 1).all() and (other == 2).all()
