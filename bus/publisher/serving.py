@@ -208,6 +208,39 @@ def describe(
     return effects + versions.hash(version)
 
 
+def missed(state: PublisherState, peer: Peer, model: str, now: float) -> Version | None:
+    """Return the undecided version that a worker should be receiving, and is not. (P10)
+
+    The announcement may have been lost, or ignored while the worker was catching up. Neither a pong
+    nor the answer to a fetch of version 0 names an undecided version.
+    """
+    versions = state.store.get(model)
+    version = versions.pending if versions is not None else None
+    if versions is None or version is None or not state.roster.is_for(peer, version.only):
+        return None
+    if peer.relay and version.only is not None:
+        return None  # `announce_owed` announces it
+    if now - versions.pending_announced_at(peer.name) < state.timing.ping:
+        return None
+    failed, _ = peer.seen.failed.get(model, (0, ""))
+    if peer.runs(model) >= version.key or failed == version.version:
+        return None
+    doing = peer.incoming.get(model)
+    if doing is None or doing.version != version.version:
+        return version
+    # a worker that drops an arriving version does not report this
+    stopped = doing.phase != "staged" and now - doing.since >= state.timing.lost_after
+    return version if stopped else None
+
+
+def announce_undecided(
+    state: PublisherState, peer: Peer, version: Version, now: float
+) -> list[Effect]:
+    """Announce an undecided version to one worker again."""
+    state.store[version.model].note_announced(peer.name, now)
+    return describe(state, peer, version)
+
+
 def next_owed(state: PublisherState, relay: Peer, model: str) -> Version | None:
     """Return the oldest version for named workers behind a relay that the relay still needs. (R8)
 

@@ -10,7 +10,7 @@ from . import calls
 from .effects import DropRevoked, Effect
 from .phases import GRACED
 from .roster import Peer
-from .serving import announce_owed, describe
+from .serving import announce_owed, announce_undecided, missed
 from .state import PublisherState
 from .status import is_stuck, phase_of
 from .tables import WorkerEvent
@@ -31,8 +31,11 @@ def receive_ping(state: PublisherState, peer: Peer, ping: Ping, now: float) -> l
         cut_off_ms=0 if at is None else max(1, round(1000 * (now - at))),
     )
     effects: list[Effect] = [Send(pong, to=peer.identity)]
-    for model in peer.hello.models if peer.relay else ():
-        effects += announce_owed(state, peer, model, now)
+    for model in peer.hello.models:
+        if (version := missed(state, peer, model, now)) is not None:
+            effects += announce_undecided(state, peer, version, now)
+        if peer.relay:
+            effects += announce_owed(state, peer, model, now)
     return effects
 
 
@@ -82,7 +85,7 @@ def resume(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
         pending = (v.pending for m, v in state.store.items() if m in peer.hello.models)
         undecided = [v for v in pending if v is not None and state.roster.is_for(peer, v.only)]
     for version in undecided:
-        effects += describe(state, peer, version)
+        effects += announce_undecided(state, peer, version, now)
     return effects
 
 

@@ -44,6 +44,8 @@ class Versions:
         self._digests: dict[int, str] = {}  # digests of versions that are gone, by number
         self._first, self._count = 1, 0  # first and last version number of this epoch
         self.times: dict[int, float] = {}  # by number, when the last versions were published
+        # by worker, when the pending version was announced to the worker again
+        self._announced_again: dict[str, float] = {}
         self.changed = False  # True if `freed` may have effects to return
         self._freed: list[Effect] = []  # effects that `freed` returns next
 
@@ -209,6 +211,16 @@ class Versions:
     def await_commit(self, version: Version) -> None:
         """Keep a version as pending until it is committed or dropped."""
         self.pending, self.changed = version, True
+        self._announced_again.clear()
+
+    def note_announced(self, worker: str, now: float) -> None:
+        """Record that the pending version is announced to one worker again."""
+        self._announced_again[worker] = now
+
+    def pending_announced_at(self, worker: str) -> float:
+        """Return when the pending version was last announced to a worker."""
+        published = self.times.get(self.pending.version, 0.0) if self.pending is not None else 0.0
+        return self._announced_again.get(worker, published)
 
     def keep_part(self, version: Version) -> None:
         """Keep a version of which this publisher is a source, until the next one. (N5)"""

@@ -53,7 +53,7 @@ class Lane:
     def event(self) -> Event:
         return Event(self._device)
 
-    def reached(self, stream: object) -> Event:
+    def event_after(self, stream: object) -> Event:
         event = self.event()
         event.record(stream)
         return event

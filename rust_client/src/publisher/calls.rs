@@ -171,6 +171,7 @@ impl PublisherMachine {
             call.is_undecided()
                 && peer.subscribes_to(model)
                 && self.roster.is_recipient(name, call.terms.workers.as_deref())
+                && !(peer.is_relay() && call.terms.workers.is_some()) // `announce_owed` announces it
                 && peer.running_key(model) < call.key
                 && failed != number
                 && !arrives
