@@ -39,7 +39,7 @@ def check_name(name: str, what: str) -> str:
 def seconds(
     value: object, name: str, *, positive: bool = False, most: float = SECONDS_MAX
 ) -> float:
-    """Return a number of seconds to wait; 0 if the value is negative, as for a past deadline.
+    """Return `value` as seconds to wait; 0 if it is negative, as for a deadline that has passed.
 
     Args:
         value: The value.
@@ -59,7 +59,7 @@ def seconds(
 
 
 def whole(value: object, name: str, least: int, most: int) -> int:
-    """Return a whole number from `least` to `most`."""
+    """Return `value`, which must be a whole number from `least` to `most`."""
     given = math.nan if isinstance(value, bool) else value
     number = int(given) if isinstance(given, numbers.Integral) else least - 1
     if not least <= number <= most:

@@ -1,12 +1,12 @@
-"""Closing publishers and subscribers: by a `with` block, by `close()`, or by garbage collection.
+"""Closes publishers, subscribers and relays: by `with`, by `close()`, or by garbage collection.
 
 If the thread of a dropped publisher or subscriber kept running, the peers would still wait for that
-process. So no object that the thread holds may refer to its owner, the publisher or subscriber.
-When the owner is collected, the thread sends `bye`, closes the sockets and ends. The collector does
-not wait for that.
+process. So the thread must not hold a reference to its owner, the publisher or subscriber. When the
+owner is garbage-collected, the thread sends `bye`, closes the sockets and ends; the garbage
+collector does not wait for the thread.
 
-A forked child has a copy of the owner and none of its threads. The copy is marked right after the
-fork, so each call can detect a copy by reading one attribute.
+A forked child has a copy of the owner, but not the owner's threads. The copy is marked right after
+the fork, so each call can detect a copy by reading one attribute.
 """
 
 import logging
@@ -50,21 +50,21 @@ class AsyncClosable(Closable):
 
 
 class InOneProcess(AsyncClosable):
-    """An object that works only in the process that made it. `end_with` registers it."""
+    """An object that works only in the process that made it. `stop_with` registers it."""
 
     _process = 0  # the pid of the process that made this object
-    _inherited = False  # whether this object is the copy in a forked child
+    _is_forked_copy = False  # whether this object is the copy in a forked child
 
-    def _belong_here(self) -> None:
+    def _register(self) -> None:
         self._process = os.getpid()
-        if not _owners_marked:
-            _owners_marked.append(None)
+        if not _fork_handlers:
+            _fork_handlers.append(None)
             os.register_at_fork(after_in_child=_mark_copies)
         _owners.add(self)
 
-    def _become_copy(self) -> None:
+    def _mark_as_copy(self) -> None:
         """Make every later call raise. Take no lock: a thread of the parent may have held it."""
-        self._inherited = True
+        self._is_forked_copy = True
 
     def _check_process(self) -> None:
         """Check that this process made the object.
@@ -72,10 +72,10 @@ class InOneProcess(AsyncClosable):
         Raises:
             ClosedError: This is a forked child of that process.
         """
-        if self._inherited:
-            raise self._forked()
+        if self._is_forked_copy:
+            raise self._fork_error()
 
-    def _forked(self) -> ClosedError:
+    def _fork_error(self) -> ClosedError:
         kind = type(self).__name__
         return ClosedError(
             f"this {kind.lower()} was made in process {self._process}, this is process "
@@ -86,25 +86,25 @@ class InOneProcess(AsyncClosable):
 
 
 _owners: "weakref.WeakSet[InOneProcess]" = weakref.WeakSet()
-_owners_marked: list[None] = []  # not empty once the fork handler is registered
+_fork_handlers: list[None] = []  # not empty once the fork handler is registered
 
 
 def _mark_copies() -> None:
     for owner in list(_owners):
-        owner._become_copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        owner._mark_as_copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class Loop(Protocol):
-    """The thread of a publisher or subscriber."""
+    """The thread of a publisher, a relay or a subscriber."""
 
     def stop(self) -> bool:
-        """End the thread; return False if it was ended before."""
+        """Tell the thread to end; return False if it was stopped before."""
         ...
 
 
-def end_with(owner: InOneProcess, *loops: Loop) -> None:
+def stop_with(owner: InOneProcess, *loops: Loop) -> None:
     """Stop `loops` when `owner` is garbage-collected; mark copies of `owner` in forked children."""
-    owner._belong_here()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    owner._register()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     finalizer = weakref.finalize(owner, _end, loops, repr(owner), os.getpid())
     finalizer.atexit = False  # threads end with the process
 

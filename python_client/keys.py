@@ -1,4 +1,4 @@
-"""Resolves keys that users pass as `keys=` or in WEIGHTBUS_KEYS; checks where keys are required."""
+"""Reads keys from `keys=` or WEIGHTBUS_KEYS, requires them where needed, watches their folder."""
 
 import logging
 import os
@@ -38,9 +38,9 @@ from .publishing.models import PublishedModel
 log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # the environment variable with the path of the keys
-# bounds of the time between two checks of the folder
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0
-ALARM_SECONDS = 60.0  # seconds between two alarms while the folder cannot be read
+# bounds of the time between two checks of the key folder
+CHECK_SECONDS_MIN, CHECK_SECONDS_MAX = 0.02, 1.0
+ALARM_SECONDS = 60.0  # seconds between two alarms while the key folder cannot be read
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
@@ -72,12 +72,12 @@ def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> Work
 def relay_keys(
     given: RelayKeys | str | Path | None, name: str | None, addresses: Sequence[str]
 ) -> RelayKeys:
-    """Return a relay's keys; without any if neither `given` nor the environment names some.
+    """Return a relay's keys; an empty `RelayKeys` if neither `given` nor the environment names any.
 
     If the path is a folder with several relays, `name` selects one.
 
     Raises:
-        KeysError: The keys cannot be read, or their number is not that of the addresses above.
+        KeysError: The keys cannot be read, or they are several, but not one for each address.
     """
     if isinstance(given, RelayKeys):
         keys = given
@@ -86,9 +86,9 @@ def relay_keys(
         keys = RelayKeys.read(path, name) if path else RelayKeys((), None)
     if len(keys.upstream) not in (0, 1, len(addresses)):
         raise KeysError(
-            f"the relay has {len(keys.upstream)} keys for what is above ({UPSTREAM} and others) "
-            f"and {len(addresses)} addresses ({', '.join(addresses)}): give as many addresses, in "
-            "the order of --above"
+            f"the relay has {len(keys.upstream)} keys for publishers above ({UPSTREAM} and others) "
+            f"but {len(addresses)} addresses ({', '.join(addresses)}): give one address for each "
+            "key, in the order of --above"
         )
     return keys
 
@@ -98,10 +98,10 @@ def keys_for(
     name: str | None,
     addresses: Sequence[str],
 ) -> WorkerKeys | tuple[WorkerKeys, ...] | None:
-    """Return the keys of a worker with these addresses: one for all, or one for each.
+    """Return a worker's keys: one for all `addresses`, or a tuple with one for each.
 
     Raises:
-        KeysError: The keys cannot be read, or their number is wrong.
+        KeysError: The keys cannot be read, or a list has not one for each address.
     """
     if not isinstance(given, list | tuple):
         return worker_keys(given, name)  # type: ignore[arg-type] # pyright: ignore
@@ -125,10 +125,10 @@ def _path(given: object) -> str:
     return str(given)
 
 
-def handed_out(
+def generate_keys(
     bind: str, *, keyed: bool | None, insecure: bool
 ) -> tuple[PublisherKeys | None, WorkerKeys | None]:
-    """Generate keys for a publisher, and for the workers to which the starting process passes them.
+    """Generate keys for a publisher and for its workers, to which the caller passes them.
 
     Args:
         bind: The address that the publisher will bind.
@@ -145,8 +145,9 @@ def handed_out(
     exposed = not (endpoints.is_local(bind) or insecure or os.environ.get(KEYS))
     if not (exposed if keyed is None else keyed):
         return None, None
-    (public, secret), (theirs, handed) = curve.keypair(), curve.keypair()
-    return PublisherKeys(secret, {theirs: Grant("*")}), WorkerKeys("*", theirs, handed, public)
+    (public, secret), (worker_public, worker_secret) = curve.keypair(), curve.keypair()
+    worker = WorkerKeys("*", worker_public, worker_secret, public)
+    return PublisherKeys(secret, {worker_public: Grant("*")}), worker
 
 
 def new_sealer(rekey: float) -> Sealer:
@@ -175,14 +176,14 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
 
 
 def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str | None) -> None:
-    """Check that a relay with keys on one side has no other hosts on the side without.
+    """Check that a relay with keys for only one side talks only to this host on the other side.
 
-    On this host alone, a side without keys is as safe as a publisher without keys. Elsewhere it
-    would undo what keys promise to the other side, whose owner cannot see that; so `insecure` does
-    not allow it.
+    Without keys, a side that only this host can reach is as safe as a publisher without keys. With
+    other hosts, such a side would expose what the keys of the other side protect, and the owner of
+    those keys could not see it. So even `insecure` does not allow it.
 
     Raises:
-        AddressError: Other hosts can reach the side without keys, or are on it.
+        AddressError: Other hosts can reach the side without keys, or the publisher is on one.
     """
     make = f"make them with weightbus keygen DIR --relay {name}"
     if keys.upstream and keys.below is None:
@@ -190,49 +191,48 @@ def check_both_sides(keys: RelayKeys, name: str, upstream: str, *addresses: str 
         if exposed:
             raise AddressError(
                 f"relay {name} has a key for {upstream} and none for its own workers, so other "
-                f"hosts could get at {exposed[0]} what is encrypted above: put {PUBLISHER} and "
+                f"hosts could read at {exposed[0]} what {upstream} encrypts: put {PUBLISHER} and "
                 f"allowed/ into its folder of keys ({make}), or use 127.0.0.1"
             )
     if keys.below is not None and not keys.upstream and not endpoints.is_local(upstream):
         raise AddressError(
-            f"relay {name} has keys for its own workers and none for {upstream}, so they would "
-            f"trust weights that any host on the way can change: put {UPSTREAM} into its folder of "
-            f"keys ({make}), or leave keys= out"
+            f"relay {name} has keys for its own workers and none for {upstream}, so its workers "
+            f"would trust weights that any host on the way can change: put {UPSTREAM} into its "
+            f"folder of keys ({make}), or leave keys= out"
         )
 
 
 def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
-    """Return a function that returns all group keys for any worker; None if no sealer is given."""
+    """Return a function that gives every worker all group keys; None if no sealer is given."""
     return None if sealer is None else lambda _peer: sealer.keys
 
 
 def watch_keys(
     keys: PublisherKeys, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
 ) -> None:
-    """Watch a publisher's key folder, in a separate thread, since a disk may be slow.
-    Keys that were not read from a folder never change.
+    """Watch a publisher's key folder in a separate thread, since reading a disk may be slow.
+    Keys that were not read from a folder never change: for these, do nothing.
 
     Args:
         keys: The publisher's keys.
         timing: The publisher's times; the folder is checked about twice per ping interval.
         loop: The publisher's thread, which applies the changes.
-        revoked: Called by this thread when a key has lost rights.
+        revoked: Called in the publisher's thread when a key has lost rights.
     """
     errors = _FolderErrors()
     allowed = keys.allowed(errors.add)
     if allowed is not None:
-        every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
+        interval = min(max(timing.ping / 2, CHECK_SECONDS_MIN), CHECK_SECONDS_MAX)
         watch = _Watch(allowed, errors, loop, revoked)
-        target = partial(watch.run, every)
+        target = partial(watch.run, interval)
         threading.Thread(target=target, name="weightbus-keys", daemon=True).start()
 
 
 class _Watch:
     """Checks the key folder periodically.
 
-    Reading the folder needs a file descriptor, and one is reserved for that. If even the reserved
-    descriptor is not available, a removed file still revokes its key: a removal is detected without
-    a descriptor.
+    Reading the folder needs a file descriptor, so one is reserved. If other code has taken even the
+    reserved descriptor, a removed file still revokes its key, as detecting a removal needs none.
     """
 
     def __init__(
@@ -244,49 +244,49 @@ class _Watch:
     ) -> None:
         self._allowed, self._errors, self._loop = allowed, errors, loop
         self._revoked, self._spare = revoked, Spare()
-        self._seen: object = None  # stamp of the last read folder; None: read it all
+        self._stamp: object = None  # the folder's stamp when it was last read; None: read it again
         self._granted: Mapping[str, Grant] | None = None
-        self._alarm_at = 0.0  # time before which no alarm is logged again; 0: no limit
+        self._next_alarm_at = 0.0  # no alarm is logged before this time; 0: no alarm is active
 
-    def run(self, every: float) -> None:
-        """Check the folder every `every` seconds, until the publisher has ended."""
-        while not self._loop.over.wait(every):
+    def run(self, interval: float) -> None:
+        """Check the folder every `interval` seconds, until the publisher has ended."""
+        while not self._loop.over.wait(interval):
             try:
-                self._look_somehow()
+                self._check_with_spare()
             except Exception as error:  # grants stay as they are until the folder can be read
                 self._alarm(
-                    f"{error}. Until it can be, nothing changes: a key whose file is removed stays "
-                    "good. Mend the folder, or stop the publisher"
+                    f"{error}. Until the folder can be read, no key changes: a key whose file is "
+                    "removed stays valid. Repair the folder, or stop the publisher"
                 )
-            self._errors.next_look()
+            self._errors.end_check()
 
-    def _look_somehow(self) -> None:
+    def _check_with_spare(self) -> None:
         # Check the folder; without a free descriptor, use the reserved one.
         try:
             try:
-                self._look()
+                self._check()
             except ScarceError:
                 with self._spare.released():
-                    self._look()
+                    self._check()
         except ScarceError as error:
-            left = self._allowed.remaining()
-            if left != self._granted:
-                self._grant(left)
+            remaining = self._allowed.remaining()
+            if remaining != self._granted:
+                self._grant(remaining)
             self._alarm(
-                f"{error}. Until it can be, a removed file revokes its key as ever, but added and "
-                f"changed files do not count: {RAISE}"
+                f"{error}. Until the folder can be read, a removed file still revokes its key, but "
+                f"added and changed files have no effect: {RAISE}"
             )
         else:
-            if self._alarm_at:
+            if self._next_alarm_at:
                 log.warning("what keys may do: the folder can be read again")
-            self._alarm_at = 0.0
+            self._next_alarm_at = 0.0
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         stamp = self._allowed.stamp()
-        if stamp == self._seen:
+        if stamp == self._stamp:
             return
         self._grant(self._allowed.read())
-        self._seen = stamp if self._allowed.whole else None
+        self._stamp = stamp if self._allowed.whole else None
 
     def _grant(self, by_key: Mapping[str, Grant]) -> None:
         self._loop.decide(partial(_grant, by_key, self._revoked))
@@ -294,9 +294,9 @@ class _Watch:
 
     def _alarm(self, text: str) -> None:
         now = time.monotonic()
-        if now < self._alarm_at:
+        if now < self._next_alarm_at:
             return
-        self._alarm_at = now + ALARM_SECONDS
+        self._next_alarm_at = now + ALARM_SECONDS
         log.error("what keys may do: %s", text)
         notice = Notice("keys", f"what keys may do: {text}", warning=True)
         self._loop.decide(partial(_show, notice))
@@ -320,24 +320,24 @@ def _grant(
 
 
 def retire(models: Mapping[str, PublishedModel]) -> None:
-    """Stop publishing into memory that a worker with a revoked key may still have mapped."""
+    """Publish no more into memory that a worker with a revoked key may still have mapped."""
     for model in list(models.values()):
         model.pool.retire()
 
 
 class _FolderErrors:
-    """Logs each error of a key folder once, not again while it persists."""
+    """Logs an error of a key folder at the first check that finds it, not again while it lasts."""
 
     def __init__(self) -> None:
-        self._before, self._now = set[str](), set[str]()
+        self._previous, self._current = set[str](), set[str]()
 
     def add(self, error: Exception) -> None:
-        """Log an error, unless the previous check of the folder had it, too."""
+        """Log an error, unless the previous check of the folder found it, too."""
         text = str(error) or type(error).__name__
-        if text not in self._before:
+        if text not in self._previous:
             log.warning("what keys may do: %s", text)
-        self._now.add(text)
+        self._current.add(text)
 
-    def next_look(self) -> None:
-        """End a check of the folder; the next check does not log the errors of this one again."""
-        self._before, self._now = self._now, set[str]()
+    def end_check(self) -> None:
+        """End a check of the folder: the next check does not log this check's errors again."""
+        self._previous, self._current = self._current, set[str]()

@@ -34,7 +34,7 @@ from ..codecs.state import State
 from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
-from .closing import InOneProcess, end_with
+from .closing import InOneProcess, stop_with
 from .files.state_folder import (
     StateFolder,
     StateFolderError,
@@ -62,7 +62,7 @@ from .publishing.options import (
     Require,
     check_keywords,
     keywords_of,
-    request,
+    request_of,
     shows_keywords_of,
 )
 from .publishing.parts import Parts
@@ -106,8 +106,8 @@ class Publisher(InOneProcess):
         OSError: Too few file descriptors are left for sockets; the text names `ulimit -n`.
         StateFolderError: Another publisher uses the folder, or the folder is not writable.
 
-    Any thread may call any method. A Publisher that is dropped without `close()` is closed by the
-    garbage collector, with a `ResourceWarning`. In a forked process, make a new Publisher.
+    Any thread may call any method. If a Publisher is dropped without `close()`, the garbage
+    collector closes it, with a `ResourceWarning`. In a forked process, make a new Publisher.
     """
 
     __module__ = "weightbus"
@@ -132,9 +132,9 @@ class Publisher(InOneProcess):
         expected = checks.whole(expect, "expect", 0, WORKERS_MAX)
         usual: Any = {keyword.name: keyword.default for keyword in keywords_of(self.publish)}
         usual |= {"defaults": chosen, "expected": expected, "lost_after": chosen.lost_after}
-        self._request: Callable[..., Request] = partial(request, **usual)
-        # the last request and its keywords
-        self._asked: tuple[Request, tuple[object, ...]] = self._request(), (object(),)
+        self._request_of: Callable[..., Request] = partial(request_of, **usual)
+        # the last request and the keywords of `publish` that it was made from
+        self._last_request: tuple[Request, tuple[object, ...]] = self._request_of(), (object(),)
         age = None if chosen.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._exhausted = RateLimitedWarning(log, "workers may be missing here: %s")
@@ -147,15 +147,15 @@ class Publisher(InOneProcess):
                 undo.enter_context(self._folder)
             epoch = new_epoch(chosen.epoch, self._folder)
             restored = restore(self._folder, epoch, self._model) if self._folder else []
-            keeper = self._keeper = _keeper_of(self._folder, undo)
-            stored = keeper, restored
+            writer = self._state_writer = _state_writer_of(self._folder, undo)
+            stored = writer, restored
             self._loop = open_loop(address, chosen, keys, epoch, *stored, age=age, shared=shared)
             self.address, self.data_address = self._loop.address, self._loop.data_address
-            end_with(self, self._loop)
+            stop_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
         if keys is not None:
-            # must not refer to `self`, which may be garbage-collected
+            # no reference to `self`, which could then not be garbage-collected
             revoked = partial(retire, self._models)
             watch_keys(keys, chosen.timing, self._loop, revoked)
         self.parts = Parts(
@@ -182,7 +182,7 @@ class Publisher(InOneProcess):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The ids of the models that it has published or prepared, or read from its folder."""
+        """The ids of the models that were published or prepared, or read from the state folder."""
         return tuple(self._models)
 
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
@@ -203,10 +203,10 @@ class Publisher(InOneProcess):
         """
         self._check_usable()
         chosen = self._settings if settings is None else settings_of("publish", settings)
-        kept = self._model(model)
-        _check_not_interrupted(kept)
-        with kept.lock:
-            reserved = kept.reserve(weights, chosen.dtype, chosen.rename)
+        record = self._model(model)
+        _check_not_interrupted(record)
+        with record.lock:
+            reserved = record.reserve(weights, chosen.dtype, chosen.rename)
             if reserved is not None:
                 self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
@@ -261,22 +261,22 @@ class Publisher(InOneProcess):
             StateError: The weights cannot be published, or not under these names; nothing was
                 published.
             DeadlineError: The weights were not copied in time, or another thread's `publish_many`
-                of this and other models was not decided in time; nothing was published. (A copy of
-                one tensor is never interrupted.)
+                with this model was not decided in time; nothing was published. (A copy of one
+                tensor is never interrupted.)
             ClosedError: The publisher is closed.
             RuntimeError: A signal handler (or a `__del__`) made this call while the thread that it
                 interrupted was copying this model for a publish.
         """
         started = time.monotonic()
         given = workers, require, expect, commit, timeout, metadata, settings
-        asked, before = self._asked
+        request, before = self._last_request
         if not all(map(is_, given, before)):
-            asked = self._check(given)
+            request = self._check(given)
         future = self._loop.promise() if self.shown.counting else Reply()
-        self._begin(model, weights, asked, started, future)
+        self._begin(model, weights, request, started, future)
         if isinstance(future, Promise):
             self.shown.count(future, started)
-        left = started + asked.terms.timeout - time.monotonic()
+        left = started + request.terms.timeout - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
     def publish_many(
@@ -292,31 +292,31 @@ class Publisher(InOneProcess):
     ) -> Receipts:
         """Publish new versions of several models as one, and wait until the workers have them.
 
-        No worker applies one of the versions before `require` workers have staged all of them that
-        they take; if too few do so in time, no worker applies any. A worker that takes several of
-        the models applies their versions at once: no reader there sees a new version of one beside
-        an old version of another. A worker that takes only some of the models waits for no other.
+        No worker applies any of the versions before `require` workers have staged all versions that
+        they receive; if too few do so in time, no worker applies any. A worker that receives
+        several of the models applies their versions at once: no reader there sees the new version
+        of one beside the old version of another. A worker waits for no model that it does not have.
 
-        While these versions are neither committed nor aborted, another thread's publish of one of
-        the models waits for that, within its own `timeout`.
+        Until these versions are committed or aborted, another thread's publish of one of the models
+        waits, within its own `timeout`.
 
         Args:
             models: The weights of each model, by its id: as in `publish`.
             workers, timeout, metadata, settings: As in `publish`, for all models.
-            require, expect: As in `publish`. They count workers that take one or more of the
-                models; a worker has succeeded with all models that it takes.
+            require, expect: As in `publish`. They count workers that receive at least one of the
+                models. A worker has succeeded once it has with all models that it receives.
 
         Returns:
-            The receipt of each model, by its id; and the state of each worker with all of them.
+            The receipt of each model, by its id; and each worker's state for all its models.
 
         Raises:
             PublishError: Fewer workers succeeded than required. The error has the `receipts`.
-            ValueError: `models` is not such a mapping, or is empty; nothing was published.
+            ValueError: `models` does not map ids to weights, or is empty; nothing was published.
             UnknownWorkerError, StateError, DeadlineError, ClosedError, RuntimeError: As in
                 `publish`; no version was published.
         """
         started, named = time.monotonic(), by_model(models)
-        asked = self._request(
+        request = self._request_of(
             workers=workers,
             require=require,
             expect=expect,
@@ -326,14 +326,14 @@ class Publisher(InOneProcess):
             settings=settings,
         )
         self._check_usable()
-        if asked.terms.workers:
-            self._check_known(asked.terms.workers)
+        if request.terms.workers:
+            self._check_known(request.terms.workers)
         until = Deadline(started + timeout, _LATE, model=" and ".join(named), timeout=timeout)
         futures, copied = {model: self._loop.promise() for model in named}, list[CopiedModel]()
         as_one = AsOne(futures)
         try:
             published = self._publish_each(
-                sorted(named), named, asked, started, until, copied, futures, as_one
+                sorted(named), named, request, started, until, copied, futures, as_one
             )
         except BaseException:
             drop_all(copied)
@@ -349,47 +349,47 @@ class Publisher(InOneProcess):
 
     def _publish_each(
         self,
-        left: Sequence[str],
+        remaining: Sequence[str],
         models: Mapping[str, object],
-        asked: Request,
+        request: Request,
         started: float,
         until: Deadline,
         copied: list[CopiedModel],
         futures: Mapping[str, Promise],
         as_one: AsOne,
     ) -> "Future[None]":
-        """Copy the weights of the models that are `left`, one after another, then publish all.
+        """Copy the weights of the `remaining` models, one by one, then publish all copied models.
 
-        Each stays locked until then. All threads lock models in the same order, that of their ids.
+        Each model stays locked until then. All threads lock models in the order of their ids.
         """
-        if not left:
-            return self._publish_copied(asked, started, until, copied, futures, as_one)
-        kept = self._model(left[0])
-        if not kept.lock.acquire(blocking=False):
-            _check_not_interrupted(kept)
-            kept.wait_for_lock(until)
-        if kept.as_one is not None:
-            self._wait_for_decision(kept, until)
+        if not remaining:
+            return self._publish_copied(request, started, until, copied, futures, as_one)
+        record = self._model(remaining[0])
+        if not record.lock.acquire(blocking=False):
+            _check_not_interrupted(record)
+            record.wait_for_lock(until)
+        if record.as_one is not None:
+            self._wait_for_decision(record, until)
         try:
-            offer, arriving = kept.snapshot(
-                models[kept.name],
+            offer, arriving = record.snapshot(
+                models[record.name],
                 replaces_latest=False,
-                precision=asked.precision,
-                renaming=asked.renaming,
+                precision=request.precision,
+                renaming=request.renaming,
                 hashed=lambda: True,  # workers report digests
-                make_room=partial(self._loop.make_room, kept.name),
+                make_room=partial(self._loop.make_room, record.name),
                 deadline=until,
             )
-            copied.append(CopiedModel(kept, offer, arriving))
+            copied.append(CopiedModel(record, offer, arriving))
             return self._publish_each(
-                left[1:], models, asked, started, until, copied, futures, as_one
+                remaining[1:], models, request, started, until, copied, futures, as_one
             )
         finally:
-            kept.lock.release()
+            record.lock.release()
 
     def _publish_copied(
         self,
-        asked: Request,
+        request: Request,
         started: float,
         until: Deadline,
         copied: list[CopiedModel],
@@ -399,28 +399,28 @@ class Publisher(InOneProcess):
         # Publish copies of several models, whose locks are held.
         for each in copied:
             each.wait(until)
-        for kept, offer, _ in copied:
-            if asked.metadata is not None:
-                offer.metadata = asked.metadata
-            self._offer_patches(asked, kept, offer, until)
-        offers, answers = [c.offer for c in copied], [futures[c.kept.name] for c in copied]
-        for kept, _, _ in copied:
-            kept.join(as_one)
+        for record, offer, _ in copied:
+            if request.metadata is not None:
+                offer.metadata = request.metadata
+            self._offer_patches(request, record, offer, until)
+        offers, answers = [c.offer for c in copied], [futures[c.record.name] for c in copied]
+        for record, _, _ in copied:
+            record.join(as_one)
         copied.clear()  # the publisher's thread owns their memory now
-        return self._loop.submit_as_one(offers, asked.terms, started, answers)
+        return self._loop.submit_as_one(offers, request.terms, started, answers)
 
-    def _wait_for_decision(self, kept: PublishedModel, until: Deadline) -> None:
-        """Wait, without the model's lock, for the decision on versions published as one with it.
+    def _wait_for_decision(self, record: PublishedModel, until: Deadline) -> None:
+        """Release the model's lock until its versions in `publish_many` are committed or aborted.
 
         Raises:
-            DeadlineError: They are not decided in time; the lock is released.
+            DeadlineError: They were not decided in time; the lock is released.
         """
-        while (as_one := kept.as_one) is not None:
-            kept.lock.release()
-            as_one.wait(kept.name, self._loop, until)
-            kept.wait_for_lock(until)
-            if kept.as_one is as_one:
-                kept.join(None)
+        while (as_one := record.as_one) is not None:
+            record.lock.release()
+            as_one.wait(record.name, self._loop, until)
+            record.wait_for_lock(until)
+            if record.as_one is as_one:
+                record.join(None)
 
     @shows_keywords_of(publish)
     def publish_async(
@@ -431,79 +431,79 @@ class Publisher(InOneProcess):
         You may change the weights as soon as this call returns. Arguments and errors are those of
         `publish`; this call or the future raises the errors. A newer version replaces an older one
         that is still being sent: the older version's receipt has `skipped` for each worker that
-        goes directly to the newer version, and that counts as success. If the publish fails and you
+        goes directly to the newer version, which counts as success. If the publish fails and you
         drop the future without reading its result, the log warns.
         """
         check_keywords("publish_async", options)
         started, future = time.monotonic(), self._loop.promise()
-        self._begin(model, weights, self._request(**options), started, future)
+        self._begin(model, weights, self._request_of(**options), started, future)
         return self.shown.count(future, started) if self.shown.counting else future
 
     def _check(self, given: tuple[Any, ...]) -> Request:
-        """Return the request for the keywords of `publish`, whose values are `given`; cache it."""
+        """Check the values of the keywords of `publish`; return them as a request, and cache it."""
         named = dict(zip(PublishOptions.__annotations__, given, strict=True))
-        asked = self._request(**named)
+        request = self._request_of(**named)
         # Mutable arguments are not cached: the caller may change them.
         fixed = isinstance(named["require"], str | int)
         if fixed and named["workers"] is None and named["metadata"] is None:
-            self._asked = asked, given
-        return asked
+            self._last_request = request, given
+        return request
 
     def _begin(
         self,
         model: str,
         weights: object,
-        asked: Request,
+        request: Request,
         started: float,
         future: Promise | Reply,
     ) -> None:
         """Copy the weights and submit them; `future` gets the receipt or the error."""
-        if self._loop.leaving or self._inherited:
+        if self._loop.leaving or self._is_forked_copy:
             self._check_usable()
-        terms = asked.terms
+        terms = request.terms
         if terms.workers:
             self._check_known(terms.workers)
-        kept = self._models.get(model) if isinstance(model, str) else None  # pyright: ignore
-        if kept is None:
-            kept = self._model(model)
+        record = self._models.get(model) if isinstance(model, str) else None  # pyright: ignore
+        if record is None:
+            record = self._model(model)
         until = Deadline(started + terms.timeout, _LATE, model=model, timeout=terms.timeout)
-        if not kept.lock.acquire(blocking=False):
-            _check_not_interrupted(kept)
-            kept.wait_for_lock(until)
-        if kept.as_one is not None:
-            self._wait_for_decision(kept, until)
-        handed_on = False
+        if not record.lock.acquire(blocking=False):
+            _check_not_interrupted(record)
+            record.wait_for_lock(until)
+        if record.as_one is not None:
+            self._wait_for_decision(record, until)
+        lock_passed_on = False
         try:
             shared, sends = self._probe is not None, self._loop.known.sends
             sent = partial(sends, model, terms.workers, shared=shared)
-            hashed = (lambda: True) if asked.asks_for_digests else sent
-            offer, arriving = kept.snapshot(
+            hashed = (lambda: True) if request.needs_digest else sent
+            offer, arriving = record.snapshot(
                 weights,
-                replaces_latest=asked.replaces_latest,
-                precision=asked.precision,
-                renaming=asked.renaming,
+                replaces_latest=request.replaces_latest,
+                precision=request.precision,
+                renaming=request.renaming,
                 hashed=hashed,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
-                encoding=asked.encoding,
-                candidates=partial(self._candidates, asked, model, shared=False),
+                encoding=request.encoding,
+                candidates=partial(self._candidates, request, model, shared=False),
             )
-            if asked.metadata is not None:
-                offer.metadata = asked.metadata
+            if request.metadata is not None:
+                offer.metadata = request.metadata
             if arriving is None:
-                self._submit(asked, kept, offer, started, until, future)
+                self._submit(request, record, offer, started, until, future)
             else:
-                submit = partial(self._submit, asked, kept, offer, started, until, future)
-                handed_on = True
-                after(arriving, offer, hashed, submit, future, until, kept.lock)
+                submit = partial(self._submit, request, record, offer, started, until, future)
+                lock_passed_on = True
+                after(arriving, offer, hashed, submit, future, until, record.lock)
         finally:
-            if not handed_on:
-                kept.lock.release()
+            if not lock_passed_on:
+                record.lock.release()
 
     def _submit(
         self,
-        asked: Request,
-        kept: PublishedModel,
+        request: Request,
+        record: PublishedModel,
         offer: VersionOffer,
         started: float,
         until: Deadline,
@@ -511,22 +511,22 @@ class Publisher(InOneProcess):
     ) -> None:
         """Submit copied weights to the publisher's thread, with patches if requested."""
         if offer.count_lost is not None:
-            kept.check_overflow(offer)
-        if offer.key is None and (asked.encoding != "raw" or kept.bases.kept):
-            self._offer_patches(asked, kept, offer, until)
-        self._loop.submit(offer, asked.terms, started, future)
+            record.check_overflow(offer)
+        if offer.key is None and (request.encoding != "raw" or record.bases.versions):
+            self._offer_patches(request, record, offer, until)
+        self._loop.submit(offer, request.terms, started, future)
 
     def _offer_patches(
-        self, asked: Request, kept: PublishedModel, offer: VersionOffer, until: Deadline
+        self, request: Request, record: PublishedModel, offer: VersionOffer, until: Deadline
     ) -> None:
         """Add patches to copied weights, if requested."""
-        candidates = partial(self._candidates, asked, kept.name, shared=offer.shared is not None)
-        kept.offer(offer, asked.encoding, candidates, until, to_all=not asked.terms.workers)
+        find = partial(self._candidates, request, record.name, shared=offer.shared is not None)
+        record.offer(offer, request.encoding, find, until, to_all=not request.terms.workers)
 
-    def _candidates(self, asked: Request, model: str, *, shared: bool) -> list[PatchCandidate]:
+    def _candidates(self, request: Request, model: str, *, shared: bool) -> list[PatchCandidate]:
         """Return the workers that may receive a patch."""
-        asks = self._loop.patch_candidates(model, asked.terms.workers, shared=shared)
-        return result_of(asks, ANSWER_SECONDS)
+        candidates = self._loop.patch_candidates(model, request.terms.workers, shared=shared)
+        return result_of(candidates, ANSWER_SECONDS)
 
     def wait_for_commit(
         self, publishing: "Future[Receipt]", timeout: float
@@ -554,11 +554,11 @@ class Publisher(InOneProcess):
         def decided(_machine: PublisherMachine, _now: float) -> bool:
             return promise.done() or promise.committed is not None
 
-        over = self._loop.watch(decided)
+        decision = self._loop.watch(decided)
         try:
-            over.result(checks.seconds(timeout, "timeout"))
+            decision.result(checks.seconds(timeout, "timeout"))
         except FutureTimeout:
-            over.cancel()
+            decision.cancel()
         return result_of(self._loop.committed(promise), ANSWER_SECONDS)
 
     def give_up(self, publishing: "Future[Receipt]", why: str) -> None:
@@ -580,8 +580,8 @@ class Publisher(InOneProcess):
         promise = _promise(publishing, "give_up")
 
         def ended(machine: PublisherMachine, now: float) -> list[Effect]:
-            call = promise.publication
-            return [] if call is None else machine.end(call, why, now)
+            publication = promise.publication
+            return [] if publication is None else machine.end(publication, why, now)
 
         self._loop.decide(ended)
 
@@ -654,7 +654,7 @@ class Publisher(InOneProcess):
         """Return the versions of a `model` that are on disk, the newest first.
 
         A version appears shortly after its publish, once it is written. The list has the latest
-        version and at most `history` older ones.
+        version and at most as many older ones as the Publisher's `history`.
 
         Raises:
             StateFolderError: The publisher has no state folder.
@@ -668,15 +668,15 @@ class Publisher(InOneProcess):
         warning.
         """
         self._check_usable()
-        if away := self._loop.known.turned_away:
-            self._exhausted.warn(away, time.monotonic())
-        return self._known()
+        if rejected := self._loop.known.turned_away:
+            self._exhausted.warn(rejected, time.monotonic())
+        return self._status_by_name()
 
-    def _known(self) -> dict[str, WorkerStatus]:
+    def _status_by_name(self) -> dict[str, WorkerStatus]:
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers are connected that want `model`; None: that want any model.
+        """Wait until `count` workers that want `model` are connected; None: that want any model.
 
         Raises:
             WorkersMissingError: Fewer workers joined within `timeout` seconds; the error names the
@@ -704,19 +704,19 @@ class Publisher(InOneProcess):
     def _await_workers(
         self, future: "Future[None]", count: int, timeout: float, model: str | None
     ) -> None:
-        # Wait for the future of `_watch`; see `wait_for_workers` for the errors.
+        # Wait for the future that `_watch` returned; raise the errors of `wait_for_workers`.
         try:
             future.result(timeout)
         except FutureTimeout:
             future.cancel()
-            known = (status for status in self._known().values() if not status.relay)
-            names = _connected(tuple(known), model)
+            workers = (status for status in self._status_by_name().values() if not status.relay)
+            names = _connected(tuple(workers), model)
             wanted = f" that want {model!r}" if model is not None else ""
-            away = self._loop.known.turned_away
+            rejected = self._loop.known.turned_away
             raise WorkersMissingError(
                 f"{len(names)} of {count} workers{wanted} joined within {timeout} s "
                 f"({', '.join(names) or 'none'}): start the others, and check that they connect to "
-                f"{self.address}" + (f"; {away}" if away else "")
+                f"{self.address}" + (f"; {rejected}" if rejected else "")
             ) from None
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
@@ -746,14 +746,14 @@ class Publisher(InOneProcess):
             timeout: Seconds to write the latest versions to the state folder, if there is one. A
                 warning names versions that were not written by then.
         """
-        if self._inherited:  # a forked child must not close the parent's sockets
+        if self._is_forked_copy:  # a forked child must not close the parent's sockets
             return
         deadline = time.monotonic() + timeout
         self.shown.close()
         self._loop.close()
         settle()
-        if self._keeper is not None:
-            self._keeper.close(max(0.0, deadline - time.monotonic()))
+        if self._state_writer is not None:
+            self._state_writer.close(max(0.0, deadline - time.monotonic()))
 
     async def close_awaitable(self, timeout: float = CLOSE_SECONDS) -> None:
         """Close from a coroutine: a thread does the work, so the event loop is not blocked.
@@ -777,24 +777,24 @@ class Publisher(InOneProcess):
             bases=chosen.bases,
             check=chosen.check_patches,
             second=chosen.device_copy,
-            kept=self._folder is not None,
+            stored=self._folder is not None,
         )
         return self._models.setdefault(name, made)
 
     def _describe(
         self, model: str, weights: object, settings: Settings | None
     ) -> tuple[State, Layout]:
-        # Return state and layout of weights, for a rank that publishes a part of them.
+        # Return the state and layout of weights, for a rank that publishes a part of them.
         chosen = self._settings if settings is None else settings_of("publish", settings)
-        kept = self._model(model)
-        with kept.lock:
-            return kept.describe(weights, precision_of(chosen.dtype), renaming_of(chosen.rename))
+        record = self._model(model)
+        with record.lock:
+            return record.describe(weights, precision_of(chosen.dtype), renaming_of(chosen.rename))
 
     def _need_folder(self) -> StateFolder:
         self._check_usable()
         if self._folder is None:
             raise StateFolderError(
-                "this publisher keeps nothing on disk: give it a folder, Publisher(state=...), "
+                "this publisher stores nothing on disk: give it a folder, Publisher(state=...), "
                 "and the number of older versions to keep, history="
             )
         return self._folder
@@ -809,7 +809,7 @@ class Publisher(InOneProcess):
             raise UnknownWorkerError(text)
 
 
-def _check_not_interrupted(kept: PublishedModel) -> None:
+def _check_not_interrupted(record: PublishedModel) -> None:
     """Check that this thread may wait for the model's lock.
 
     Raises:
@@ -818,12 +818,12 @@ def _check_not_interrupted(kept: PublishedModel) -> None:
     caller = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     frame = caller.f_back
     while frame is not None:
-        if frame.f_globals is caller.f_globals and frame.f_locals.get("kept") is kept:
+        if frame.f_globals is caller.f_globals and frame.f_locals.get("record") is record:
             raise RuntimeError(
-                f"{kept.name!r} is being copied for a publish by this very thread, which a signal "
-                "handler (or a __del__) has interrupted: the copy cannot end before that returns. "
-                "Set a flag there, and publish after the step (docs/guides/restarting.md, "
-                "Preemption)"
+                f"{record.name!r} is being copied for a publish by this very thread, which a "
+                "signal handler (or a __del__) has interrupted: the copy cannot end before that "
+                "returns. Set a flag in the handler, and publish after the step "
+                "(docs/guides/restarting.md, Preemption)"
             )
         frame = frame.f_back
 
@@ -834,16 +834,16 @@ def _connected(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]
     return sorted(w.name for w in live if model is None or model in w.models)
 
 
-def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
+def _state_writer_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> StateWriter | None:
     """Return a thread that writes to the state folder; None if there is no folder.
 
-    `undo` closes the thread.
+    `undo` closes the writer if the publisher's constructor fails.
     """
     if folder is None:
         return None
-    keeper = StateWriter(folder)
-    undo.callback(keeper.close, 0.0)
-    return keeper
+    writer = StateWriter(folder)
+    undo.callback(writer.close, 0.0)
+    return writer
 
 
 def _promise(publishing: "Future[Receipt]", call: str) -> Promise:

@@ -1,17 +1,17 @@
-"""`Relay` receives versions from one publisher and gives them to workers, as they arrive.
+"""`Relay` receives versions from a publisher and passes each chunk on to workers as it arrives.
 
-A relay is a worker of the publisher above it, and a publisher for the workers below. Both share the
-memory of a version and the record of its chunks: a chunk is sent on once its CRC-32C is right.
-Versions keep the epoch, number, layout, chunks and digest that their origin gave them. A relay that
-loses the publisher above serves on what it has. (R3)
+A relay is a worker of the publisher above it, and a publisher for the workers below. Both sides
+share the memory of a version and the record of its chunks: a chunk is sent once its CRC-32C is
+verified. Versions keep the epoch, number, layout, chunks and digest that their origin gave them. A
+relay that loses the publisher above continues to serve the versions that it has. (R3)
 
-If a version arrives by a patch, its chunks are passed on like those of a version, and the relay
-decodes the patch into a buffer of its own. From there it serves the whole version.
+If a version arrives as a patch, the relay passes on the patch's chunks in the same way, and decodes
+the patch into a buffer of its own. From this buffer it serves the whole version.
 
-With keys, the worker decrypts what arrives before it records a chunk, and the publisher encrypts
-with group keys of its own. So workers at one relay cannot read what is published at another.
+With keys, the worker side decrypts a chunk before it records the chunk, and the publisher side
+encrypts it with its own group keys. So workers of one relay cannot read what another relay sends.
 
-The worker's thread receives, and after each of its turns passes on what is new (`_PassesOn`). The
+The worker's thread receives, and after each of its turns passes on what is new (`_Forwarder`). The
 publisher's thread sends. The publisher's thread only reads the record of chunks, except that it
 adds missing checksums.
 """
@@ -62,7 +62,7 @@ from ..codecs.layout import Layout
 from . import checks
 from .applying.awaiting import in_thread
 from .checks import check_name
-from .closing import InOneProcess, end_with
+from .closing import InOneProcess, stop_with
 from .keys import check_both_sides, check_exposure, relay_keys, watch_keys
 from .observing.access import Http
 from .observing.diagnosis import CUT_OFF, REJOINED
@@ -74,23 +74,23 @@ from .publishing.opening import open_loop
 from .settings import Settings, settings_of
 from .subscriber import default_name, identity_of
 
-# Not UPSTREAM: `below` must not overtake `applied`, since the next patch builds on the version that
-# the publisher knows to run at the relay.
+# Without UPSTREAM, which sends `applied` on another connection than `below`: `below` must not
+# arrive before `applied`, as the next patch builds on the version that the relay reported running.
 FEATURES = RENAMING, RELAY, DELTA
 Stream = tuple[str, bool]  # a model, and whether its versions are for named workers
-FIRST_EPOCH = 1  # until a version, or the publisher above, has a later one
+FIRST_EPOCH = 1  # the epoch until a version, or the publisher above, has a later one
 
 
 class Relay(InOneProcess):
-    """Passes the versions of some models on to workers, while they arrive from a publisher.
+    """Passes versions of some models on to workers, while the versions arrive from a publisher.
 
     Args:
-        upstream: The address of the publisher, or of another relay. It may start later. Or several
-            addresses, the preferred one first, as a Subscriber has them.
-        address: The address for workers, as a `Publisher` has it.
+        upstream: The address of the publisher, or of another relay, which may start later. Or a
+            list of addresses, the preferred one first, as for a Subscriber.
+        address: The address to which workers connect, as for a `Publisher`.
         models: The ids of the models that the relay receives and passes on.
-        name: This relay's name, unique among the workers of the publisher above it. None: that of
-            its key; without keys, make a name from host, process id and random digits.
+        name: This relay's name, unique among the workers of the publisher above it. None: the name
+            in its key; without keys, make a name from host, process id and random digits.
         keys: The relay's folder of `weightbus keygen --relay`, the folder that has it (then `name`
             selects it), or its contents: the relay connects only to the publisher whose key is in
             it, and only workers with a key in its `allowed` can join. For several addresses above,
@@ -162,7 +162,7 @@ class Relay(InOneProcess):
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
             at = lambda: sockets.address  # noqa: E731
-            passes_on = _PassesOn(machine, self._ready, self._below, at, buffers)
+            forwarder = _Forwarder(machine, self._ready, self._below, at, buffers)
             reports = self._reports = _Reports(machine, self._below, sockets.wake)
             self._below.after_turns(reports.collect)
             hints = StallHints(above, machine, self._ready, keyed=ring is not None)
@@ -171,20 +171,20 @@ class Relay(InOneProcess):
                 sockets,
                 self._ready,
                 hints.look,
-                on_renamed=passes_on.renamed,
+                on_renamed=forwarder.renamed,
                 shared_memory=False,
                 allocate=None if buffers is None else buffers.allocate,
-                after_turn=lambda: [*passes_on(), *reports.send()],
+                after_turn=lambda: [*forwarder(), *reports.send()],
             )
-            passes_on.report_by(self._above.happened)
-            end_with(self, self._above, self._below)
+            forwarder.report_by(self._above.happened)
+            stop_with(self, self._above, self._below)
             undo.pop_all()
         self._below.start()
         if own.below is not None:
             revoked = _no_segments if buffers is None else buffers.retire
             watch_keys(own.below, chosen.timing, self._below, revoked)
         self._above.start()
-        self._status = passes_on.status
+        self._status = forwarder.status
         self.shown = HttpEndpoints(self, self._below, self._status)
         self.shown.serve(dashboard, metrics, self.close)
 
@@ -196,7 +196,7 @@ class Relay(InOneProcess):
 
     @property
     def upstream(self) -> str:
-        """The address above; of several, the one that the relay is with, or tries."""
+        """The address above that the relay is connected to, or is trying to connect to."""
         return self._sockets.address
 
     def __repr__(self) -> str:
@@ -226,7 +226,7 @@ class Relay(InOneProcess):
         return {w.name: w for w in result_of(self._below.status(), ANSWER_SECONDS)}
 
     def status(self) -> RelayStatus:
-        """Return the versions that the relay has, and whether the publisher above answers.
+        """Return which versions the relay has, and whether the publisher above answers.
 
         Raises:
             ClosedError: The relay is closed, or belongs to the parent of this forked process.
@@ -235,7 +235,7 @@ class Relay(InOneProcess):
         return self._status()
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Call `callback` for each worker below, then for each change, as `Publisher.on_worker`.
+        """Call `callback` for each worker below and each change, as `Publisher.on_worker` does.
 
         Args:
             callback: A function that takes a `WorkerEvent`.
@@ -253,9 +253,9 @@ class Relay(InOneProcess):
     def close(self) -> None:
         """Leave the publisher, end the sessions of the workers, and close the sockets; idempotent.
 
-        Workers keep their weights, and join again when a relay or a publisher has the address.
+        Workers keep their weights, and join again when a relay or publisher listens there again.
         """
-        if self._inherited:  # a forked child must not close the parent's sockets
+        if self._is_forked_copy:  # a forked child must not close the parent's sockets
             return
         self.shown.close()
         self._reports.close()
@@ -273,7 +273,7 @@ class Relay(InOneProcess):
 
 
 def _ids(models: Iterable[str]) -> list[str]:
-    """Return the ids of the models, checked, each once."""
+    """Check the ids of the models; return each id once."""
     given = [] if isinstance(models, str) else list(models)
     ids = list(dict.fromkeys(check_name(model, "model") for model in given))
     if not 1 <= len(ids) <= MODELS_MAX:
@@ -293,27 +293,27 @@ def _check_above(name: str, upstream: str, address: str) -> None:
         )
 
 
-class _Passed:
-    """A version that was passed on.
+class _PassedVersion:
+    """A version that the relay passes on.
 
     Args:
-        offer: What is offered below.
+        offer: What the publisher side offers.
         chunks: The chunks of the offer.
-        patch: The chunks of the patch by which the version arrives; None: it arrives whole.
+        patch: The chunks of the patch as which the version arrives; None: it arrives whole.
+        before: The version of the same stream that was passed on before; None: there is none.
 
     Attributes:
-        offer, chunks, patch: As given, but `patch` is None once the patch is given up.
-        version: What the publisher's machine made of it; None: its thread has not made it yet.
-        count: The number of chunks that were here when the publisher's thread was last notified.
-        looks: Whether the publisher's thread is about to look which chunks are here.
-        restarts: How often the version had been received from the start then.
-        given_up: Whether the version was dropped below before it was whole.
+        offer, chunks, patch: As given, but `patch` is None once the patch is dropped.
+        version: The version in the publisher's machine; None: it is not added (yet).
+        notified: The value of `arrived` when the publisher's thread was last notified.
+        send_pending: Whether a call of `send_new` is queued for the publisher's thread.
+        restarts: The restarts of `chunks` when this was last checked.
+        given_up: Whether the publisher side dropped the version before it was whole.
         undecided: Whether workers below wait for a commit.
-        before: What was passed on before and is offered again if this version is aborted; None:
-            there is none, or the version is decided.
-        counted: The bytes that were counted as received; all of a version that only has another
-            name.
-        kept: A view of the bytes, so that they are not overwritten; None: they may be.
+        before: The version that is offered again if this one is aborted; None: there is none, or
+            this version is decided.
+        counted: The bytes counted as received; all bytes, if the version only got another name.
+        view: A view of the bytes, which keeps them from being overwritten; None: they may be.
     """
 
     def __init__(
@@ -321,28 +321,27 @@ class _Passed:
         offer: VersionOffer,
         chunks: Chunks[Memory],
         patch: Chunks[Memory] | None,
-        before: "_Passed | None",
+        before: "_PassedVersion | None",
     ) -> None:
         self.offer, self.chunks, self.patch = offer, chunks, patch
-        # Bytes that have been counted as received; all of a version that only has another name.
         self.counted = chunks.plan.nbytes if offer.names else 0
         if before is not None and before.chunks is chunks:  # it was given up for a while
             self.counted = before.counted
-        self._of_patch = 0  # those of them that are of the patch
+        self._patch_bytes = 0  # bytes of the patch that were counted
         self.version: Version | None = None
-        self.count, self.restarts = -1, chunks.restarts
-        self.looks = self.given_up = False
+        self.notified, self.restarts = -1, chunks.restarts
+        self.send_pending = self.given_up = False
         self.undecided = offer.terms.commit == "together"
-        older: _Passed | None = before
-        if before is not None and before.undecided:  # that one is aborted, or superseded
+        older: _PassedVersion | None = before
+        if before is not None and before.undecided:  # `before` is aborted, or superseded
             older = before.before
-        self.before: _Passed | None = older if self.undecided else None
-        self.kept: Memory | None = None
+        self.before: _PassedVersion | None = older if self.undecided else None
+        self.view: Memory | None = None
 
     @property
     def key(self) -> tuple[int, int]:
         """The epoch and number."""
-        assert self.offer.key is not None  # noqa: S101 - a relay's offers have one
+        assert self.offer.key is not None  # noqa: S101 - a relay's offers have a key
         return self.offer.key
 
     @property
@@ -352,21 +351,21 @@ class _Passed:
         of_patch = 0 if patch is None else patch.here + bool(patch.digest)
         return of_patch + (chunks.plan.count + 1 if chunks.whole else chunks.here)
 
-    def received(self) -> int:
-        """Return the bytes that have arrived since the last call."""
+    def count_received(self) -> int:
+        """Return the number of bytes that have arrived since the last call."""
         patch, plan, before = self.patch, self.chunks.plan, self.counted
         if patch is None:
-            here = plan.nbytes if self.chunks.whole else plan.approximate_bytes(self.chunks.here)
-        else:  # the version is decoded
-            here, self._of_patch = 0, patch.plan.approximate_bytes(patch.here)
-        # damaged chunks arrive twice, and count once
-        self.counted = max(before, self._of_patch + here)
+            arrived = plan.nbytes if self.chunks.whole else plan.approximate_bytes(self.chunks.here)
+        else:  # the version's own chunks are decoded from the patch, and do not arrive
+            arrived, self._patch_bytes = 0, patch.plan.approximate_bytes(patch.here)
+        # a chunk that arrives again after damage counts once
+        self.counted = max(before, self._patch_bytes + arrived)
         return self.counted - before
 
     def has_lost_patch(self, arriving: ArrivingEntry | None) -> bool:
-        """True if the worker above has given the patch up.
+        """Return whether the relay's worker side has dropped the patch.
 
-        `arriving`: the version at that worker, as long as it arrives.
+        `arriving`: the worker side's entry of this version; None: it does not arrive any more.
         """
         patch = self.patch
         if patch is None:
@@ -376,7 +375,7 @@ class _Passed:
         return self.chunks.whole and patch.here < patch.plan.count
 
     def give_up_patch(self, below: PublisherLoop) -> None:
-        """Offer the version only whole from now on. (R9)"""
+        """Drop the patch: from now on, the version is offered only whole. (R9)"""
         self.patch = None
         below.decide(self._unpatch)
 
@@ -384,14 +383,14 @@ class _Passed:
         return [] if self.version is None else machine.unpatch(self.version)
 
     def precedes(self, entry: Received) -> bool:
-        """True if a version is newer, or this one was given up: then it may be the same again."""
+        """True if `entry` is newer; or this version was given up, and may arrive once more."""
         return entry.key > self.key or self.given_up
 
     def announce(self, machine: PublisherMachine, now: float) -> list[Effect]:
-        """Offer the version below, in the publisher's thread, unless that has overtaken it.
+        """Offer the version below, in the publisher's thread, if its epoch and number are new.
 
-        A relay without versions takes the epoch of its publisher, and may then get another
-        publisher, whose epoch is lower.
+        The epoch may be old: a relay without versions adopts the epoch of its publisher, and may
+        then get another publisher, whose epoch is lower.
         """
         if not machine.takes(self.offer):
             return []
@@ -399,29 +398,29 @@ class _Passed:
         return effects
 
     def announce_again(self, machine: PublisherMachine, now: float) -> list[Effect]:
-        """Offer the version below, in the publisher's thread, if the latest one is older."""
+        """Offer the version below again, in the publisher's thread, if it has no newer version."""
         return self.announce(machine, now) if machine.lacks(self.offer) else []
 
     def keep(self) -> None:
-        """Keep the bytes, also while nothing is offered that has them."""
-        self.kept = self.chunks.lend()
+        """Prevent that the bytes are overwritten, even while no version with them is offered."""
+        self.view = self.chunks.lend()
 
-    def keep_no_more(self) -> None:
-        """Let the bytes be overwritten once nothing is offered that has them."""
-        self.kept = None
+    def release(self) -> None:
+        """Allow that the bytes are overwritten, once no version with them is offered."""
+        self.view = None
 
-    def send_more(self, below: PublisherLoop) -> None:
-        """Make the publisher's thread send chunks that are new.
+    def request_send(self, below: PublisherLoop) -> None:
+        """Make the publisher's thread send the new chunks.
 
-        One call is enough for all chunks that arrive until the publisher's thread looks.
+        One queued call sends all chunks that arrive before it runs.
         """
-        if not self.looks:
-            self.looks = True
-            below.decide(self.more)
+        if not self.send_pending:
+            self.send_pending = True
+            below.decide(self.send_new)
 
-    def more(self, machine: PublisherMachine, now: float) -> list[Effect]:
-        """Send chunks that are new, in the publisher's thread."""
-        self.looks = False  # first: chunks that arrive from now on may be overlooked here
+    def send_new(self, machine: PublisherMachine, now: float) -> list[Effect]:
+        """Send the new chunks, in the publisher's thread."""
+        self.send_pending = False  # first, as a chunk that arrives from now on needs another call
         return [] if self.version is None else machine.arrived(self.version, now)
 
     def commit(self, machine: PublisherMachine, _now: float) -> list[Effect]:
@@ -429,7 +428,7 @@ class _Passed:
         return [] if self.version is None else machine.decide(self.version, commit=True)
 
     def give_up(self, machine: PublisherMachine, _now: float) -> list[Effect]:
-        """Drop the version below, which will not be whole, in the publisher's thread."""
+        """Drop the version, which will not arrive whole, in the publisher's thread."""
         return [] if self.version is None else machine.abandon(self.version)
 
     def abort(self, machine: PublisherMachine, _now: float) -> list[Effect]:
@@ -438,8 +437,8 @@ class _Passed:
         return [] if self.version is None else machine.decide(self.version, commit=False, why=why)
 
 
-class _PassesOn:
-    """Passes on what is new at the worker above, in that worker's thread, after each turn."""
+class _Forwarder:
+    """Passes on new versions and chunks, in the worker's thread, after each of its turns."""
 
     def __init__(
         self,
@@ -456,35 +455,35 @@ class _PassesOn:
         if buffers is not None:
             for follower in machine.followers.values():
                 follower.versions.claim_by(buffers.claim)
-        # By model, and whether they are for named workers: the versions that were passed on last.
-        self._passed: dict[Stream, _Passed] = {}
-        # The last ones that were whole and decided: their bytes are kept until the next one is, to
-        # be offered again under another name, or if the next one does not arrive.
-        self._whole: dict[Stream, _Passed] = {}
-        self._renamed: dict[str, Renamed] = {}  # by model, the last new name of what runs
+        # The version of each stream that was passed on last.
+        self._passed: dict[Stream, _PassedVersion] = {}
+        # The last whole and decided version of each stream. Its bytes are kept until the next such
+        # version: it may be offered again, under a new name or if the next one does not arrive.
+        self._whole: dict[Stream, _PassedVersion] = {}
+        self._renamed: dict[str, Renamed] = {}  # by model, the running version's last new name
         self._epoch = FIRST_EPOCH
-        self._tell: Callable[[Report], None] = _ignore
+        self._report: Callable[[Report], None] = _ignore
         self._received: dict[str, int] = dict.fromkeys(machine.followers, 0)
         # When the session ended, or the relay was made; None: there is a session.
         self._lost_at: float | None = clock()
-        self._noted: bool | None = None  # whether observers know of a session; None: of neither
-        self._cut_off = False  # whether there has been none for two pings
-        self._alone = ""  # why there is no publisher above, as observers know; empty: there is one
-        self._alone_at: float | None = None  # since when, as the workers below are answered
+        self._notified: bool | None = None  # whether the last notice was of a session; None: none
+        self._cut_off = False  # whether there has been no session for two pings
+        self._cut_off_why = ""  # why the last notice had no publisher; empty: it had one
+        self._cut_off_at: float | None = None  # since when, in answers to the workers below
 
-    def report_by(self, tell: Callable[[Report], None]) -> None:
-        """Set the function by which the worker's machine processes a report at once.
+    def report_by(self, report: Callable[[Report], None]) -> None:
+        """Set the function with which the worker's machine processes a report at once.
 
         So `applied` is sent before a report that workers below run the same version.
         """
-        self._tell = tell
+        self._report = report
 
     def renamed(self, renamed: Renamed) -> None:
-        """Record the metadata that a version has by its new name, before it is passed on."""
+        """Record a version's new name and its metadata, before the version is passed on."""
         self._renamed[renamed.model] = renamed
 
     def __call__(self) -> list[WorkerEffect]:
-        """Pass on announcements, chunks and decisions, and take versions that are ready."""
+        """Pass on announcements, chunks and decisions; report ready versions as applied."""
         ready = list[StagedVersion]()
         try:
             while self._ready.filled and isinstance(staged := self._ready.take(0.0), StagedVersion):
@@ -496,28 +495,28 @@ class _PassesOn:
             )
             self._below.decide(lambda _machine, _now: [notice])
         except WeightBusError:
-            pass  # the relay is refused, say: the worker's thread logs it
+            pass  # for instance, the relay is refused: the worker's thread logs this
         terms = self._machine.session.terms
         if self._machine.in_session and terms.epoch > self._epoch:
             self._epoch = terms.epoch
             self._below.decide(lambda machine, _now: machine.follow(terms.epoch))
-        self._note_session(self._clock())
+        self._notify_of_session(self._clock())
         for model, follower in self._machine.followers.items():
             for named in (False, True):
                 self._pass_on((model, named), follower.versions)
-        for staged in ready:  # from then on, only the publisher below may have the bytes
+        for staged in ready:  # after these reports, only the publisher side may hold the bytes
             running = self._machine.followers[staged.model].running
-            self._tell(Report(staged.model, staged.key, "taken"))
+            self._report(Report(staged.model, staged.key, "taken"))
             # A version for all may arrive after a newer one for named workers.
             if running is not None and (running.epoch, running.version) > staged.key:
-                self._tell(Report(staged.model, staged.key, "newer"))
+                self._report(Report(staged.model, staged.key, "newer"))
             else:
-                base = staged.private_bytes  # for patches that follow
-                self._tell(Report(staged.model, staged.key, "applied", bytes=base))
+                base = staged.private_bytes  # the base of later patches
+                self._report(Report(staged.model, staged.key, "applied", bytes=base))
         return []
 
     def status(self) -> RelayStatus:
-        """Return the relay's status; for any thread.
+        """Return the relay's status. Any thread may call this.
 
         Raises:
             ClosedError: The relay is closed.
@@ -528,77 +527,80 @@ class _PassesOn:
             upstream=self._upstream(),
             joined=lost_at is None,
             lost_s=None if lost_at is None else self._clock() - lost_at,
-            cut_off_s=None if self._alone_at is None else self._clock() - self._alone_at,
+            cut_off_s=None if self._cut_off_at is None else self._clock() - self._cut_off_at,
             epoch=self._machine.session.terms.epoch,
             versions=versions,
             received=dict(self._received),
         )
 
-    def _note_session(self, now: float) -> None:
-        """Record whether there is a session, and log if there has been none for two pings.
+    def _notify_of_session(self, now: float) -> None:
+        """Notify observers if there is a session again, or has been none for two pings.
 
-        A session that does not end by silence, as when a publisher forgets a worker, begins again
-        sooner than that. Observers learn of the first session at once, and before of its absence.
-        A relay above without a publisher is no publisher, either.
+        Within two pings, a session that ended for another reason than silence, as when a publisher
+        forgot the worker, has begun again. Until the first session, which is notified at once,
+        observers see that there is none. A relay above that has no publisher counts as none.
         """
         joined = self._machine.in_session
         if joined:
             self._lost_at = None
         elif self._lost_at is None:
             self._lost_at = now
-        patience = 2 * self._machine.timing.ping
-        self._cut_off = self._lost_at is not None and now - self._lost_at >= patience
-        far = self._machine.session.terms.cut_off_at
-        alone, at = self._alone, self._alone_at
+        delay = 2 * self._machine.timing.ping
+        self._cut_off = self._lost_at is not None and now - self._lost_at >= delay
+        above_cut_off_at = self._machine.session.terms.cut_off_at
+        why, at = self._cut_off_why, self._cut_off_at
         if self._cut_off:
             refused = "refuses it" if self._ready.refused else "does not answer"
-            alone, at = f"{self._upstream()} {refused}", self._lost_at
+            why, at = f"{self._upstream()} {refused}", self._lost_at
         elif joined:
-            lacks = f"the relay at {self._upstream()} has none"
-            alone, at = (lacks, far) if far is not None else ("", None)
-        if at != self._alone_at:
-            self._alone_at = at
+            no_publisher = f"the relay at {self._upstream()} has none"
+            why, at = (
+                (no_publisher, above_cut_off_at) if above_cut_off_at is not None else ("", None)
+            )
+        if at != self._cut_off_at:
+            self._cut_off_at = at
             self._below.decide(lambda machine, _now: machine.cut_off(at))
-        starts = self._noted is None or (joined and not self._noted)
-        if bool(alone) == bool(self._alone) and not starts:
+        is_first = self._notified is None or (joined and not self._notified)
+        if bool(why) == bool(self._cut_off_why) and not is_first:
             return
-        self._alone, self._noted = alone, joined
+        self._cut_off_why, self._notified = why, joined
         name = self._machine.identity.name
-        if alone:
-            text = f"relay {name} has no publisher: {alone}"
+        if why:
+            text = f"relay {name} has no publisher: {why}"
             whole = (f"{m} {p.key[1]}" for (m, named), p in self._whole.items() if not named)
-            held = ", ".join(whole)
-            text += f"; workers get the versions that it has ({held})" if held else ""
+            versions = ", ".join(whole)
+            text += f"; workers get the versions that it has ({versions})" if versions else ""
         elif joined:
             text = f"relay {name} has joined the publisher at {self._upstream()}"
         else:
             text = f"relay {name} has not joined the publisher at {self._upstream()} yet"
-        notice = Notice(CUT_OFF if alone or not joined else REJOINED, text, name, bool(alone))
+        notice = Notice(CUT_OFF if why or not joined else REJOINED, text, name, bool(why))
         self._below.decide(lambda _machine, _now: [notice])
 
-    def _pass_on(self, of: Stream, versions: VersionStore) -> None:
-        passed = self._passed.get(of)
-        here: list[Received] = [*versions.all("staged", "ready", "applying", "running")]
-        here += [] if self._falls_back(of) else versions.all("arriving")
-        here = [entry for entry in here if bool(entry.announce.workers) is of[1]]
-        newest = max(here, key=lambda entry: entry.key, default=None)
+    def _pass_on(self, stream: Stream, versions: VersionStore) -> None:
+        """Pass on the newest version of a stream, with its new chunks and its decision."""
+        passed = self._passed.get(stream)
+        entries: list[Received] = [*versions.all("staged", "ready", "applying", "running")]
+        entries += [] if self._falls_back(stream) else versions.all("arriving")
+        entries = [entry for entry in entries if bool(entry.announce.workers) is stream[1]]
+        newest = max(entries, key=lambda entry: entry.key, default=None)
         if newest is not None and (passed is None or passed.precedes(newest)):
-            before, passed = passed, self._begin(of, newest, passed)
+            before, passed = passed, self._begin(stream, newest, passed)
             if before is not None and before is not passed:
-                self._give_up(of, before, versions)
+                self._give_up(stream, before, versions)
         if passed is None:
             return
         chunks = passed.chunks
         if passed.has_lost_patch(versions.find(passed.key, "arriving")):
             passed.give_up_patch(self._below)
-        count = passed.arrived
-        if chunks.restarts != passed.restarts:  # its bytes were not those of its digest
+        arrived = passed.arrived
+        if chunks.restarts != passed.restarts:  # the received bytes did not match the digest
             passed.restarts = chunks.restarts
             self._below.rekey()  # since no key may seal a chunk twice, if the bytes differ (E3)
-        if count != passed.count:
-            passed.count = count
-            self._received[of[0]] += passed.received()
-            passed.send_more(self._below)
+        if arrived != passed.notified:
+            passed.notified = arrived
+            self._received[stream[0]] += passed.count_received()
+            passed.request_send(self._below)
         has = versions.has(passed.key)
         if passed.undecided and versions.find(passed.key, "arriving", "staged") is None:
             passed.undecided = False
@@ -606,56 +608,51 @@ class _PassesOn:
             before, passed.before = passed.before, None
             if not has:  # an older version is still offered, or is received again
                 passed.given_up = True
-                self._passed[of] = before or passed
+                self._passed[stream] = before or passed
         else:
-            self._give_up(of, passed, versions)
-        kept = self._whole.get(of)
+            self._give_up(stream, passed, versions)
+        last = self._whole.get(stream)
         whole = chunks.whole and not (passed.undecided or passed.given_up)
         whole = whole and (chunks.in_use or has)
-        if whole and (kept is None or kept.key < passed.key):
-            self._keep(of, passed)
+        if whole and (last is None or last.key < passed.key):
+            self._keep(stream, passed)
 
-    def _falls_back(self, of: Stream) -> bool:
-        """True if a version that arrives is not offered, since its publisher is gone.
+    def _falls_back(self, stream: Stream) -> bool:
+        """True if the publisher is gone, and the last whole version replaces an arriving one."""
+        return self._cut_off and stream in self._whole
 
-        Without an older version to offer, it is offered all the same.
-        """
-        return self._cut_off and of in self._whole
+    def _give_up(self, stream: Stream, passed: _PassedVersion, versions: VersionStore) -> None:
+        """Withdraw `passed` if it is not whole, and is dropped above or its publisher is gone.
 
-    def _give_up(self, of: Stream, passed: _Passed, versions: VersionStore) -> None:
-        """Drop a version below that is not whole and, for now, will not be.
-
-        The worker above has dropped it, or has lost its publisher. The last whole version is then
-        offered again, unless a newer one is.
+        The last whole version is then offered again, unless a newer version is offered.
         """
         if passed.chunks.whole or passed.given_up:
             return
-        back = self._falls_back(of)
-        if versions.has(passed.key) and not back:
+        if versions.has(passed.key) and not self._falls_back(stream):
             return
         passed.given_up = True
         self._below.decide(passed.give_up)
-        if (whole := self._whole.get(of)) is None:
+        if (whole := self._whole.get(stream)) is None:
             return
-        offer = self._offer(of[0], whole.offer.layout, whole.chunks, whole.key, NO_TERMS)
+        offer = self._offer(stream[0], whole.offer.layout, whole.chunks, whole.key, NO_TERMS)
         offer.names, offer.metadata = whole.offer.names, whole.offer.metadata
         offer.only, offer.companions = whole.offer.only, whole.offer.companions
-        again = _Passed(offer, whole.chunks, None, None)
-        self._keep(of, again)
+        again = _PassedVersion(offer, whole.chunks, None, None)
+        self._keep(stream, again)
         self._below.decide(again.announce_again)
 
-    def _keep(self, of: Stream, passed: _Passed) -> None:
-        """Keep the bytes of a whole version, instead of those that it replaces."""
+    def _keep(self, stream: Stream, passed: _PassedVersion) -> None:
+        """Keep the bytes of a whole version; release those of the versions that it replaces."""
         passed.keep()
-        model, named = of
-        for replaced in [of] if named else [of, (model, True)]:
+        model, named = stream
+        for replaced in [stream] if named else [stream, (model, True)]:
             older = self._whole.get(replaced)
             if older is not None and older.key <= passed.key:
-                self._whole.pop(replaced).keep_no_more()
-        self._whole[of] = passed
+                self._whole.pop(replaced).release()
+        self._whole[stream] = passed
 
-    def _kept(self, model: str) -> list[_Passed]:
-        return [self._whole[of] for of in ((model, False), (model, True)) if of in self._whole]
+    def _whole_of(self, model: str) -> list[_PassedVersion]:
+        return [self._whole[s] for s in ((model, False), (model, True)) if s in self._whole]
 
     def _offer(
         self,
@@ -669,15 +666,17 @@ class _PassesOn:
         segment = None if buffers is None else buffers.segment_of(chunks.memory)
         return VersionOffer.received(model, layout, chunks, key, terms, segment)
 
-    def _begin(self, of: Stream, entry: Received, before: _Passed | None) -> _Passed | None:
-        """Offer a version that has begun to arrive, or that has got another name."""
-        model, _ = of
+    def _begin(
+        self, stream: Stream, entry: Received, before: _PassedVersion | None
+    ) -> _PassedVersion | None:
+        """Offer a version that has begun to arrive or has a new name; return it, else `before`."""
+        model, _ = stream
         announce, chunks = entry.announce, entry.chunks
         terms = AnnouncedTerms(announce.commit, announce.acknowledge, announce.hash)
         names = frozenset[tuple[int, int]]()
-        runs = entry.running if isinstance(entry, RunningEntry) else None
-        for whole in [] if chunks is not None or runs is None else self._kept(model):
-            if entry.key > whole.key and runs is not None and whole.chunks.digest == runs.digest:
+        running = entry.running if isinstance(entry, RunningEntry) else None
+        for whole in [] if chunks is not None or running is None else self._whole_of(model):
+            if entry.key > whole.key and running and whole.chunks.digest == running.digest:
                 terms, names = NO_TERMS, frozenset({*whole.offer.names, whole.key})  # renamed
                 chunks = whole.chunks
         if chunks is None:
@@ -688,18 +687,18 @@ class _PassesOn:
             patch = entry.transfer.chunks
             offer.patches = (OfferedPatch.received(entry.transfer.offered, patch),)
         offer.keep = announce.keep
-        named = self._renamed.get(model) if names else None
-        same = named is not None and (named.epoch, named.version) == entry.key
+        renamed = self._renamed.get(model) if names else None
+        same = renamed is not None and (renamed.epoch, renamed.version) == entry.key
         offer.names = names
-        offer.metadata = named.metadata if named is not None and same else announce.metadata
+        offer.metadata = renamed.metadata if renamed is not None and same else announce.metadata
         offer.only = frozenset(announce.workers) or None
         offer.companions = announce.companions
         older = before
-        if older is not None and older.undecided:  # that one is aborted, or superseded
+        if older is not None and older.undecided:  # `older` is aborted, or superseded
             older = older.before
-        passed = self._passed[of] = _Passed(offer, chunks, patch, older)
-        if before is not None and before.chunks.whole:  # workers may wait for the rest of it
-            before.send_more(self._below)
+        passed = self._passed[stream] = _PassedVersion(offer, chunks, patch, older)
+        if before is not None and before.chunks.whole:  # workers may wait for its last chunks
+            before.request_send(self._below)
         self._below.decide(passed.announce)
         return passed
 
@@ -707,7 +706,7 @@ class _PassesOn:
 class _Reports:
     """Passes reports of the workers below from the publisher's thread to the worker's thread.
 
-    A report is for one welcome of the publisher above; another welcome begins anew.
+    Reports are for one session with the publisher above. In a new session, they begin anew.
     """
 
     def __init__(
@@ -719,14 +718,14 @@ class _Reports:
     ) -> None:
         self._machine, self._below, self._wake, self._clock = machine, below, wake, clock
         # (number of the welcome, epoch) of the session above; None: no reports are wanted
-        self._welcome: tuple[int, int] | None = None
-        self._begun: tuple[int, int] | None = None  # the welcome of the last reports
+        self._session: tuple[int, int] | None = None
+        self._reported_session: tuple[int, int] | None = None  # the session of the last reports
         self._reports: BelowReports | None = None
         self._outgoing: deque[tuple[tuple[int, int], Below]] = deque()
         self._claim: EpochClaim | None = None
 
     def close(self) -> None:
-        """Make the last reports, which the worker's thread sends at its end."""
+        """Make the last reports, which the worker's thread sends before it ends."""
 
         def last(machine: PublisherMachine, now: float) -> list[Effect]:
             self.collect(machine, now, closing=True)
@@ -734,7 +733,7 @@ class _Reports:
 
         self._below.decide(last)
         with contextlib.suppress(ClosedError):
-            result_of(self._below.status(), ANSWER_SECONDS)  # answered after that
+            result_of(self._below.status(), ANSWER_SECONDS)  # answered after `last` has run
 
     def collect(self, machine: PublisherMachine, now: float, *, closing: bool = False) -> None:
         """Make the reports that are due, in the publisher's thread."""
@@ -743,32 +742,32 @@ class _Reports:
         claim = machine.state.claim
         recent = claim is not None and now - claim.heard_at < machine.state.timing.lost_after
         self._claim = claim if recent else None
-        welcome = self._welcome
-        if welcome is None:
+        session = self._session
+        if session is None:
             return
-        if welcome != self._begun:
-            self._begun = welcome
+        if session != self._reported_session:
+            self._reported_session = session
             self._reports.begin()
-        pages = self._reports.due(welcome[1], now, closing=closing)
+        pages = self._reports.due(session[1], now, closing=closing)
         if pages:
-            self._outgoing += [(welcome, page) for page in pages]
+            self._outgoing += [(session, page) for page in pages]
             self._wake()
 
     def send(self) -> list[WorkerEffect]:
         """Return the effects that send the reports, in the worker's thread."""
-        machine, welcome = self._machine, None
+        machine, session = self._machine, None
         if machine.in_session and machine.session.terms.relay:
-            welcome = machine.welcomes, machine.session.terms.epoch
-        if welcome != self._welcome:
-            self._welcome = welcome
-            self._below.decide(_nothing)  # a turn of the publisher's thread
+            session = machine.welcomes, machine.session.terms.epoch
+        if session != self._session:
+            self._session = session
+            self._below.decide(_nothing)  # makes the publisher's thread call `collect`
         claim = self._claim
         effects = list[WorkerEffect]()
-        if claim is not None and welcome is not None:
+        if claim is not None and session is not None:
             effects += machine.outbid(claim.epoch, claim.started_by, self._clock())
         while self._outgoing:
-            at, page = self._outgoing.popleft()
-            if at == welcome:
+            of, page = self._outgoing.popleft()
+            if of == session:
                 effects.append(Send(page))
         return effects
 
@@ -778,8 +777,8 @@ def _nothing(_machine: PublisherMachine, _now: float) -> list[Effect]:
 
 
 def _no_segments() -> None:
-    """Do nothing: without segments, a revoked worker has mapped none."""
+    """Do nothing: without shared segments, a revoked worker has none mapped."""
 
 
 def _ignore(_report: Report) -> None:
-    """Do nothing: the worker's loop is not there yet."""
+    """Do nothing: the worker's loop is not made yet."""

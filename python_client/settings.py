@@ -1,4 +1,4 @@
-"""`Settings`: rarely needed options in one object."""
+"""`Settings` has the rarely needed options of publishers, subscribers and relays."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ REKEY_SECONDS = 86_400.0  # default lifetime of a group key
 BASES = 2  # default number of versions kept as bases of patches
 QUEUE_MAX = 2**20  # messages queued for one slow worker, each at most one chunk
 
-# The settings that each call accepts. A Publisher also takes those of a publish, as defaults.
+# The settings that each call accepts. A Publisher also accepts those of a publish, as defaults.
 _PUBLISH = {"wait", "verify", "grace", "dtype", "encoding", "rename"}
 _BOTH = {"ping", "lost_after", "shared_memory"}
 _PUBLISHER = {"data", "advertise", "epoch", "chunk_bytes", "queue", "rekey", "bases"}
@@ -55,7 +55,7 @@ class Settings:
             (section 11 of the protocol).
         shared_memory: For both sides: workers of the publisher's user on its host read versions
             from its memory. Versions are then not sent, hashed or staged: the copy into the model
-            is the only copy. A stamp and a lock keep each version whole.
+            is the only copy. A stamp and a lock prevent that a worker copies a half-written one.
 
         wait: For a publish: when it is done. "applied": when the workers run the version. "staged":
             when they have received and verified it whole; they apply it at their next safe point.
@@ -63,19 +63,19 @@ class Settings:
         verify: For a publish: workers that read shared memory also hash the version, which takes
             about as long as the copy. (Workers always verify versions from the network.)
         grace: For a publish: seconds to wait for a lost worker, which may return; 0: do not wait.
-            None: wait `lost_after` for a worker that becomes unresponsive, and do not wait for one
-            that is known to be gone: its process ended, or its connection closed and the worker did
-            not connect again. A publish never waits for a worker that closes its session; this
-            worker no longer counts for "all".
+            None: wait `lost_after` for a worker that becomes unresponsive, but do not wait for a
+            worker that is known to be gone: its process ended, or its connection closed and the
+            worker did not connect again. A publish never waits for a worker that closes its
+            session, and such a worker no longer counts for "all".
         dtype: For a publish, and `prepare`: the dtype in which float parameters are published:
             "bf16", "f16", "f32" or "f64". A mapping of name patterns, such as
             `{"*.bias": "f32"}`, sets it by name, also for buffers: the first match counts. Values
             are converted in the copy. A worker with another dtype needs `cast=True`. None: no
             conversion.
-        encoding: For a publish: what is sent over the network to workers that take patches. "raw":
-            the whole version. "delta": only changes since the version that the worker runs. "auto":
-            changes, if they are likely to arrive sooner. Patches are encoded before the publish
-            waits for workers.
+        encoding: For a publish: what is sent over the network to workers that accept patches.
+            "raw": the whole version. "delta": only the changes since the version that the worker
+            runs. "auto": the changes, if they are likely to arrive sooner. Patches are encoded
+            before the publish waits for workers.
         rename: For a publish, and `prepare`: changes the tensors' names for the version. "module."
             removes this prefix. A mapping maps old names to new ones; a key that ends with a dot is
             a prefix ("" matches all names), and the longest match counts. A function gets each name
@@ -85,17 +85,18 @@ class Settings:
             that of the control socket.
         advertise: For a publisher: the data address that workers receive; None: it follows from
             `data`.
-        epoch: For a publisher: the epoch of this start. Workers refuse a lower epoch than that of
-            their weights. None: milliseconds since 1970. If the clock is behind that of an earlier
-            publisher, a worker's report shows that this publisher started later; this publisher
-            then raises its epoch and announces its versions again. An explicit epoch never changes.
+        epoch: For a publisher: the epoch of this start. Workers refuse an epoch lower than that of
+            their weights. None: milliseconds since 1970. If this host's clock is behind that of an
+            earlier publisher, workers report the earlier publisher's epoch and its age; this
+            publisher then raises its epoch and announces its versions again. An explicit epoch
+            never changes.
         chunk_bytes: For a publisher: bytes per chunk.
         queue: For a publisher: how many messages may be queued for a slow worker. Pushed messages
             beyond that are dropped, and the worker then fetches their chunks.
         rekey: For a publisher with keys: seconds between two changes of the group key.
         bases: For a publisher: how many versions are kept in memory as bases of patches: the
-            version that workers run, and older ones for workers that missed a version. Of a model
-            that is `sharded`, only the last version.
+            version that workers run, and older ones for workers that missed a version. For a model
+            that is `sharded`, only the last version is kept.
         check_patches: For a publisher: decode and compare each patch before offering it.
         device_copy: For a publisher: keep a second copy of weights that are all on one CUDA device,
             in that device's memory (once the model's size, or up to three times while workers still
@@ -121,13 +122,13 @@ class Settings:
             outside `reading()` during an apply may see zeros. A model that cannot move is copied
             to; a warning gives the reason.
         sole_writer: For a worker: only the subscriber writes to models in memory; no other code
-            does, not even in `reading()`. For a patched version, the subscriber then writes only
-            the differences while readers wait.
+            does, not even in `reading()`. For a version that arrived as a patch, the subscriber
+            then writes only the differences while readers wait.
         any_data_host: For a worker: accept any data address that the publisher sends, also on
             another host. Otherwise the worker connects only to the host of the publisher's own
             address (for `ipc`: its path with a suffix). If the data address is elsewhere, the
             worker fetches versions over the control socket, and the log warns. The same holds for
-            the addresses of sources (`weightbus.sharded`), but with keys all are accepted.
+            the addresses of sources (`weightbus.sharded`), but with keys, any host is accepted.
 
     Raises:
         AddressError: `advertise` is invalid.
@@ -191,7 +192,7 @@ class Settings:
 
     @property
     def timing(self) -> Timing:
-        """`ping` and `lost_after` in the form that the protocol machines take."""
+        """`ping` and `lost_after` as the object that the protocol machines need."""
         return Timing(ping=self.ping, lost_after=self.lost_after)
 
 
@@ -199,7 +200,7 @@ _DEFAULTS = Settings()
 
 
 def settings_of(kind: str, settings: Settings | None) -> Settings:
-    """Return the settings of a Publisher, a Subscriber, a Relay or a publish, checked.
+    """Check the settings of a Publisher, a Subscriber, a Relay or a publish, and return them.
 
     Args:
         kind: `Publisher`, `Subscriber`, `Relay` or `publish`.
@@ -220,5 +221,5 @@ def settings_of(kind: str, settings: Settings | None) -> Settings:
 
 
 def of_bytes(settings: Settings) -> Settings:
-    """Return a Publisher's settings for a publish of stored bytes, which are not converted."""
+    """Return a Publisher's settings without conversions, for a publish of stored bytes."""
     return Settings(**{name: getattr(settings, name) for name in _PUBLISH - {"dtype", "rename"}})

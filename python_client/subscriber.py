@@ -1,4 +1,4 @@
-"""`Subscriber` receives versions and applies them in place, at a safe point."""
+"""`Subscriber` receives versions and applies them in place, when no other code uses the weights."""
 
 import itertools
 import logging
@@ -40,7 +40,7 @@ from .applying.reading import READING_SECONDS, Reading, ReadingLock
 from .applying.resident import ResidentTarget
 from .applying.targets import by_id, fault_of, targets_of
 from .checks import check_name
-from .closing import InOneProcess, end_with
+from .closing import InOneProcess, stop_with
 from .keys import keys_for
 from .observing.checking import Checker
 from .observing.stall_hints import StallHints
@@ -53,10 +53,11 @@ T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
 HOOK_SECONDS = 1.0  # seconds that `close` waits for the user's code
-ROUND_SECONDS = 30.0  # seconds of one wait in `async for`, and of its wait for readers
+ROUND_SECONDS = 30.0  # timeout of each wait in `async for`, for a version and for readers
 COPY_SECONDS = 10.0  # seconds that `close` waits for a copy to end
 
-_here: "WeakValueDictionary[tuple[tuple[str, ...], str], Subscriber]" = WeakValueDictionary()
+# This process's open subscribers, by addresses and name.
+_subscribers: "WeakValueDictionary[tuple[tuple[str, ...], str], Subscriber]" = WeakValueDictionary()
 
 
 class Subscriber(InOneProcess):
@@ -64,20 +65,20 @@ class Subscriber(InOneProcess):
 
     Args:
         address: The publisher's address. The publisher may start later. Or a list of addresses, the
-            preferred one first: if the publisher or relay there is gone, the worker goes on with
-            the next one, and returns to the first one when that answers again.
+            preferred one first: if the publisher or relay at one is gone, the worker connects to
+            the next address, and returns to the first one when that answers again.
         models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
             torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
-            replaced atomically), or a function. Of a target that has `DTensor`s, or is a `Part`,
+            replaced atomically), or a function. For a target that has `DTensor`s, or is a `Part`,
             only this rank's slices are received. A function gets (name, tensor) pairs in the bus's
             memory, and loads them itself: see `Pairs`. If the function raises, the exception
-            decides which version runs: see `UnchangedError`.
+            decides which version runs afterwards: see `UnchangedError`.
         name: This worker's name, unique among the publisher's workers. None: make a name from
             host, process id and random digits.
         keys: A worker's file from `weightbus keygen`, its folder (then `name` selects the file), or
-            the file's contents: the worker connects only to the publisher that has the other keys
-            of that folder. Or a list of these, one for each address. None: use the path in
-            WEIGHTBUS_KEYS; if that is not set, use no keys.
+            the file's contents: the worker connects only to the publisher whose keys were made with
+            them. Or a list of these, one for each address. None: use the path in WEIGHTBUS_KEYS; if
+            that is not set, use no keys.
         strict: Whether version and target must have the same tensor names. With False, a version
             may have more tensors than the target; the worker skips them, but still verifies and
             reports the whole version. A version that lacks a tensor of the target is always
@@ -92,11 +93,11 @@ class Subscriber(InOneProcess):
         AddressError: The address is invalid.
         KeysError: The keys cannot be read.
         OSError: Too few file descriptors are left for sockets (the text names `ulimit -n`); or a
-            path names something that is not a file, or its folder is not writable.
+            path exists and is not a file, or its folder is not writable.
         ValueError: A name or a renaming is invalid; or `models` is not a mapping of ids to targets.
         TypeError: A hook is a coroutine function.
 
-    The subscriber always receives versions in the background. It applies them where you call
+    The subscriber always receives versions in the background. It applies them when you call
     `receive()`, or, after `start()`, in the background. In a forked process, make a new Subscriber.
 
     Keep the Subscriber in a variable: if it is dropped without `close()`, the garbage collector
@@ -137,20 +138,20 @@ class Subscriber(InOneProcess):
         self._applied = self._ready_queue.changed
         self._calls = Calls(chosen.apply_timeout)
         self._running: dict[str, Update] = {}
-        self._marks = itertools.count(1)
+        self._flush_numbers = itertools.count(1)
         shared = [MAPPING] if chosen.shared_memory else []
-        cut = any(target.boxes is not None for target in self._targets.values())
-        whole = [PARTS] if cut else [CHECKING, DELTA]  # patches and checks are of whole versions
-        who = identity_of(self.name, RENAMING, UPSTREAM, COMPANIONS, *whole, *shared)
-        like = {
+        sliced = any(target.boxes is not None for target in self._targets.values())
+        more = [PARTS] if sliced else [CHECKING, DELTA]  # patches and checks are of whole versions
+        identity = identity_of(self.name, RENAMING, UPSTREAM, COMPANIONS, *more, *shared)
+        expected = {
             model: target.expected()._replace(boxes=target.boxes)
             for model, target in self._targets.items()
         }
         # No object that the subscriber's thread uses may refer to `self`: see `closing`.
-        ring = None if own is None else Keyring()
+        keyring = None if own is None else Keyring()
         fault = partial(fault_of, self._targets)
         machine = WorkerMachine(
-            who, self._targets, fault, chosen.bytes_max, chosen.timing, like, ring, at
+            identity, self._targets, fault, chosen.bytes_max, chosen.timing, expected, keyring, at
         )
         with ExitStack() as undo:
             sockets = self._sockets = WorkerSockets(
@@ -174,47 +175,47 @@ class Subscriber(InOneProcess):
             others = frozenset(self._targets) - files
             self._background = Background(self.name, *work, others, files)
             self._loop.examine_by(Checker(self._targets, self._applier, self._loop.tell).ask)
-            end_with(self, self._loop)
+            stop_with(self, self._loop)
             undo.pop_all()
         self._take_over()
         self._loop.start()
 
     def _take_over(self) -> None:
         """Close this process's earlier subscriber of the same addresses and name, if any."""
-        before = _here.get((self.addresses, self.name))
-        _here[self.addresses, self.name] = self
+        before = _subscribers.get((self.addresses, self.name))
+        _subscribers[self.addresses, self.name] = self
         if before is not None:
-            before._give_way()  # noqa: SLF001 - one of ours
+            before._close_as_replaced()  # noqa: SLF001 - a Subscriber, too
 
-    def _give_way(self) -> None:
-        if self._inherited or self._ready_queue.closed:
+    def _close_as_replaced(self) -> None:
+        if self._is_forked_copy or self._ready_queue.closed:
             return
         text = f"another Subscriber named {self.name!r} of this process has taken its place"
         log.warning("%s is closed: %s", self, text)
         self._ready_queue.close(ClosedError(text))
         self.close()
 
-    def _become_copy(self) -> None:
-        super()._become_copy()
+    def _mark_as_copy(self) -> None:
+        super()._mark_as_copy()
         # without this, `Staged.apply` would wait forever
-        self._ready_queue.close_in_child(self._forked())
+        self._ready_queue.close_in_child(self._fork_error())
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Subscriber stays in its process, with its sockets and threads: hand over its "
-            f"publisher's address ({self._named!r}), and make a Subscriber there"
+            f"publisher's address ({self._address_list!r}), and make a Subscriber there"
         )
 
     def __repr__(self) -> str:
-        return f"<Subscriber {self.name} of {self._named}: {', '.join(self._targets)}>"
+        return f"<Subscriber {self.name} of {self._address_list}: {', '.join(self._targets)}>"
 
     @property
-    def _named(self) -> str:
+    def _address_list(self) -> str:
         return ", ".join(self.addresses)
 
     @property
     def address(self) -> str:
-        """The publisher's address; of several, the one that the worker is with, or tries."""
+        """The address that the worker is connected to, or is trying to connect to."""
         return self._sockets.address
 
     # Applying in the caller's thread.
@@ -226,9 +227,9 @@ class Subscriber(InOneProcess):
         version: int | tuple[int, int] | None = None,
         model: str | None = None,
     ) -> Update | None:
-        """Apply the newest version that has arrived, or wait for one.
+        """Apply the newest version that has arrived; if none has, wait for one.
 
-        The weights change during this call: call it where no code uses them. With `timeout=0` this
+        The weights change during this call: call it where no code uses them. With `timeout=0`, the
         call does not wait.
 
         Args:
@@ -236,7 +237,7 @@ class Subscriber(InOneProcess):
             version: Apply only this version: a number in the publisher's epoch, or (epoch, version)
                 as in a receipt. Until it is applied or this call returns, no newer version of its
                 model replaces it. If this version already runs, the call returns at once.
-            model: The model of that version, if this subscriber has several.
+            model: The model of that version; needed if this subscriber has several.
 
         Returns:
             The applied version; None if no version came within `timeout` seconds.
@@ -274,7 +275,7 @@ class Subscriber(InOneProcess):
     ) -> tuple[str, int | None, int]:
         if model is None and len(self._targets) > 1:
             names = ", ".join(self._targets)
-            raise ValueError(f"version={version!r}: say of which model, of {names}, with model=")
+            raise ValueError(f"version={version!r}: name its model with model=, one of {names}")
         name = next(iter(self._targets)) if model is None else model
         self._targets[name]
         epoch, number = version if isinstance(version, tuple) else (None, version)
@@ -285,11 +286,11 @@ class Subscriber(InOneProcess):
     def stage(
         self, timeout: float, *, version: int | tuple[int, int], model: str | None = None
     ) -> Staged:
-        """Wait until one version is received and verified; its `apply()` then applies it.
+        """Wait until one version is received and verified; `apply()` of the result applies it.
 
         While the version is staged, the weights do not change and no newer version of the model
-        replaces it. The worker reports a version published with `commit="together"` as staged, and
-        the publisher then decides whether to commit it. Other versions need no such decision.
+        replaces it. If the version was published with `commit="together"`, the worker reports it as
+        staged, and the publisher then decides whether to commit it. Other versions need no commit.
 
             with worker.stage(30, version=(epoch, number)) as staged:
                 update = staged.apply(10)
@@ -297,11 +298,11 @@ class Subscriber(InOneProcess):
         Args:
             timeout: Seconds to wait.
             version: The version: a number in the publisher's epoch, or (epoch, version).
-            model: The model of that version, if this subscriber has several.
+            model: The model of that version; needed if this subscriber has several.
 
         Raises:
             TimeoutError: The version did not arrive in time.
-            ApplyError: It does not fit its target, or is no longer available (code `gone`).
+            ApplyError: The version does not fit its target, or is not available any more (`gone`).
             RefusedError, AddressError, ClosedError, KeyError, ValueError: As in `receive`.
             RuntimeError: Another version of the model is staged.
         """
@@ -312,8 +313,8 @@ class Subscriber(InOneProcess):
     def flush(self, timeout: float) -> bool:
         """Wait until the publisher has received every report that this worker has sent so far.
 
-        Call this before you answer on another channel, such as a server's API, so that the receipt
-        of the publisher already has this worker's failure when that answer arrives.
+        Call this before you answer on another channel, such as a server's API: when that answer
+        arrives, the publisher's receipt already includes this worker's failure.
 
         Args:
             timeout: Seconds to wait.
@@ -325,9 +326,9 @@ class Subscriber(InOneProcess):
             ClosedError: The subscriber belongs to the parent of this forked process.
         """
         self._check_process()
-        timeout, mark = checks.seconds(timeout, "timeout"), next(self._marks)
-        self._loop.tell(Flush(mark))
-        return self._ready_queue.wait_flushed(mark, timeout)
+        timeout, number = checks.seconds(timeout, "timeout"), next(self._flush_numbers)
+        self._loop.tell(Flush(number))
+        return self._ready_queue.wait_flushed(number, timeout)
 
     async def receive_awaitable(
         self,
@@ -339,15 +340,15 @@ class Subscriber(InOneProcess):
         """Receive from a coroutine: wait and apply in a separate thread.
 
         Arguments, result and errors are those of `receive`. A cancelled call applies nothing,
-        unless its copy has begun. It then completes the copy, and the next call without `version`
-        returns the `Update`.
+        unless its copy has begun: then the thread completes the copy, and the next call without
+        `version` returns the `Update`.
         """
-        cut = CancelToken(self._applier.look)
-        work = partial(self._receive, timeout, version, model, cut)
-        return await in_thread(work, "weightbus-receive", cut.cancel, self._keep)
+        token = CancelToken(self._applier.look)
+        work = partial(self._receive, timeout, version, model, token)
+        return await in_thread(work, "weightbus-receive", token.cancel, self._keep_result)
 
-    def _keep(self, received: "Future[Update | None]") -> None:
-        """Store the result of a cancelled call, for the next call to return."""
+    def _keep_result(self, received: "Future[Update | None]") -> None:
+        """Keep the result of a cancelled call, for the next call to return."""
         error = received.exception()
         if isinstance(error, ApplyError) or (error is None and received.result() is not None):
             self._ready_queue.keep(received)
@@ -357,9 +358,9 @@ class Subscriber(InOneProcess):
     def start(self) -> "Subscriber":
         """Apply versions in the background from now on, outside every `reading()` block.
 
-        Separate threads write files, so a slow disk delays no other model; still, only one thread
-        at a time calls the user's code. An error is logged and kept in `error`. The weights are
-        then unchanged, unless the error is a `TornError`.
+        Separate threads write files, so a slow disk delays no model in memory. Still, only one
+        thread at a time calls the user's code. An error is logged and kept in `error`. The weights
+        are then unchanged, unless the error is a `TornError`.
 
         Returns:
             This subscriber.
@@ -385,11 +386,11 @@ class Subscriber(InOneProcess):
             with worker.reading() as running:  # in a coroutine, async with
                 answer = model(question), running.version
 
-        New weights that have arrived have priority: later readers queue until these weights are
-        applied. In a coroutine, use `async with`: it queues without blocking the event loop, and
-        the block may await. A plain `with` block in a coroutine must not await; `with` raises if it
-        would wait for another task of its own loop. You may nest blocks, also in tasks and threads
-        that inherit the context (`asyncio.gather`, `asyncio.to_thread`).
+        New weights that have arrived have priority: readers that come later queue until these
+        weights are applied. In a coroutine, use `async with`: it queues without blocking the event
+        loop, and the block may await. A plain `with` block in a coroutine must not await; `with`
+        raises if it would wait for another task of its own loop. You may nest blocks, also in tasks
+        and threads that inherit the context (`asyncio.gather`, `asyncio.to_thread`).
 
         Args:
             timeout: Seconds to wait for an apply, or for a first version.
@@ -400,12 +401,12 @@ class Subscriber(InOneProcess):
         Returns:
             A context manager for `with` and `async with`, for one block. It yields a `Running`,
             whose `version` and `epoch` are those of the model that you name, or of the only model;
-            0 if it runs no version yet.
+            both are 0 if it runs no version yet.
 
         Raises:
             TimeoutError: An apply, with its hooks, took longer than `timeout` seconds; the text
-                names the version, the thread and the time. Or `needs_version` is set, and no
-                version arrived in that time.
+                names the version, the thread and the time. Or `needs_version` is set, and a model
+                ran no version in that time.
             TornError: An apply failed half-way, so the weights are a mix of two versions. The next
                 successful apply repairs them: the worker retries this version a few times, and
                 applies any newly published one.
@@ -414,18 +415,18 @@ class Subscriber(InOneProcess):
                 the parent of this forked process.
             KeyError: The subscriber does not have that model.
         """
-        if self._inherited:
-            raise self._forked()
+        if self._is_forked_copy:
+            raise self._fork_error()
         self._ready_queue.check_alive()  # a failed thread would leave outdated weights, unnoticed
-        timeout, lacks = checks.seconds(timeout, "timeout"), None
+        timeout, missing = checks.seconds(timeout, "timeout"), None
         if model is not None:
             self._targets[model]
         only = next(iter(self._targets)) if len(self._targets) == 1 else model
         if needs_version:
-            of = (*self._targets,) if model is None else (model,)
-            lacks = partial(_lacks, self._running, of, self._named)
+            read = (*self._targets,) if model is None else (model,)
+            missing = partial(_missing_text, self._running, read, self._address_list)
         lock = self._applier.lock if model is None else self._applier.lock_of(model)
-        return Reading(lock, timeout, partial(Running, self._running, only), model, lacks=lacks)
+        return Reading(lock, timeout, partial(Running, self._running, only), model, lacks=missing)
 
     @property
     def lock(self) -> ReadingLock:
@@ -436,12 +437,12 @@ class Subscriber(InOneProcess):
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
-        """Wait until a model runs this version or a newer one; return its `Update`.
+        """Wait until a model runs this version or a newer one; return the running version.
 
         Return None if that takes longer than `timeout` seconds.
 
-        A restarted publisher numbers versions from 1 again, in a later epoch. With `epoch`, such as
-        that of a receipt, versions of earlier epochs do not count.
+        A restarted publisher numbers versions from 1 again, in a later epoch. If you give the
+        `epoch`, such as that of a receipt, versions of earlier epochs do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
@@ -454,14 +455,14 @@ class Subscriber(InOneProcess):
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
         """Wait in a coroutine. Arguments, result and errors are those of `wait_for_version`."""
-        cut = CancelToken(self._ready_queue.look)
-        work = partial(self._wait_for_version, model, version, epoch, timeout, cut)
-        return await in_thread(work, "weightbus-wait", cut.cancel)
+        token = CancelToken(self._ready_queue.look)
+        work = partial(self._wait_for_version, model, version, epoch, timeout, token)
+        return await in_thread(work, "weightbus-wait", token.cancel)
 
     def _wait_for_version(
         self, model: str, version: int, epoch: int, timeout: float, stop: Callable[[], bool]
     ) -> Update | None:
-        # Wait as `wait_for_version` does, but at most until `stop` returns True.
+        # Wait as `wait_for_version` does; also end the wait when `stop` returns True.
         self._check_process()
         self._targets[model]
         checks.whole(version, "version", 0, INTEGER_MAX)
@@ -485,9 +486,9 @@ class Subscriber(InOneProcess):
     async def __aiter__(self) -> AsyncIterator[Update]:
         """Yield each version as it is applied, until the subscriber is closed.
 
-        Without `start()`, this loop applies versions, as `receive_awaitable` does, between two
-        iterations. After `start()`, it first yields the version that already runs, and delays no
-        apply.
+        Without `start()`, the loop itself applies versions, between two iterations, as
+        `receive_awaitable` does. After `start()`, it first yields the version that already runs;
+        your loop's body then delays no apply.
 
         Raises:
             ApplyError, TornError, RefusedError, AddressError: As in `receive`, without `start()`.
@@ -510,21 +511,21 @@ class Subscriber(InOneProcess):
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
         """Return a running version that is not in `seen`; None if none comes in `ROUND_SECONDS`."""
-        cut = CancelToken(self._ready_queue.look)
+        token = CancelToken(self._ready_queue.look)
 
-        def news() -> Update | None:
+        def unseen() -> Update | None:
             return next((u for m, u in self._running.items() if seen.get(m) is not u), None)
 
         def work() -> Update | None:
             with self._applied:
                 self._applied.wait_for(
-                    lambda: news() or self._ready_queue.closed or cut(), ROUND_SECONDS
+                    lambda: unseen() or self._ready_queue.closed or token(), ROUND_SECONDS
                 )
-                if (update := news()) is None:
+                if (update := unseen()) is None:
                     self._ready_queue.check_open()
                 return update
 
-        update = await in_thread(work, "weightbus-wait", cut.cancel)
+        update = await in_thread(work, "weightbus-wait", token.cancel)
         if update is not None:
             seen[update.model] = update
         return update
@@ -537,17 +538,17 @@ class Subscriber(InOneProcess):
 
         In a forked child, a `ClosedError`.
         """
-        if self._inherited:
-            return self._forked()
+        if self._is_forked_copy:
+            return self._fork_error()
         failure = self._ready_queue.failure
         return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
     @property
     def cut_off_s(self) -> float | None:
-        """Seconds since this worker's relay, or a relay above it, lost its publisher, so that no
-        new versions come. None: it has one, or this worker is connected to no relay.
+        """Seconds since this worker's relay, or a relay above that, lost its publisher, so that no
+        new versions arrive. None: the relay has a publisher, or this worker has no relay.
         """
-        return None if self._inherited else self._loop.cut_off_s
+        return None if self._is_forked_copy else self._loop.cut_off_s
 
     def update(self, model: str) -> Update | None:
         """Return the version that a `model` runs; None before the first, or if an apply failed
@@ -557,8 +558,8 @@ class Subscriber(InOneProcess):
             KeyError: This subscriber does not have that model.
             ClosedError: The subscriber belongs to the parent of this forked process.
         """
-        if self._inherited:
-            raise self._forked()
+        if self._is_forked_copy:
+            raise self._fork_error()
         self._targets[model]
         with self._applied:
             return self._running.get(model)
@@ -582,10 +583,10 @@ class Subscriber(InOneProcess):
     def close(self) -> None:
         """Leave the publisher and close the sockets; idempotent.
 
-        Afterwards the weights do not change any more. If user code does not return, `close` waits
-        only a short time for it. In a forked child, this call does nothing.
+        Afterwards the weights do not change any more, unless user code has not returned: `close`
+        waits only a short time for it, and then warns. In a forked child, this call does nothing.
         """
-        if self._inherited:
+        if self._is_forked_copy:
             return
         self._loop.close()
         self._applier.look()
@@ -593,10 +594,10 @@ class Subscriber(InOneProcess):
         if threading.current_thread() in self._background.threads:
             return
         end = time.monotonic() + HOOK_SECONDS
-        left = partial(_left_of, self._background.threads)
-        if left(end) and not self._calls.under_way:
-            left(end + COPY_SECONDS)
-        if left(0.0):
+        any_alive = partial(_any_alive, self._background.threads)
+        if any_alive(end) and not self._calls.under_way:
+            any_alive(end + COPY_SECONDS)
+        if any_alive(0.0):
             log.warning(
                 "%s: closed, but a hook or a disk has not returned; its thread goes on", self
             )
@@ -612,13 +613,13 @@ class Subscriber(InOneProcess):
             raise ClosedError("this subscriber applies in the background since start()")
 
 
-def _lacks(runs: Mapping[str, Update], models: tuple[str, ...], address: str) -> str:
+def _missing_text(running: Mapping[str, Update], models: tuple[str, ...], address: str) -> str:
     """Return an error text that names the models without a version; empty if all run one."""
-    missing = ", ".join(model for model in models if model not in runs)
+    missing = ", ".join(model for model in models if model not in running)
     return missing and f"no version of {missing} runs here yet: does {address} publish it?"
 
 
-def _left_of(threads: list[threading.Thread], end: float) -> bool:
+def _any_alive(threads: list[threading.Thread], end: float) -> bool:
     """Join threads until `end`, on the monotonic clock; return whether some are still alive."""
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
@@ -631,7 +632,7 @@ def _look(calls: Calls, stall_hints: StallHints) -> None:
 
 
 def identity_of(name: str, *features: str) -> Hello:
-    """Return the identity of a new worker of this process that has these features."""
+    """Return the `Hello` of a new worker in this process, with these features and no models."""
     return Hello(
         name=name,
         instance=secrets.token_hex(16),
@@ -643,12 +644,11 @@ def identity_of(name: str, *features: str) -> Hello:
     )
 
 
-def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
+def _rename(running: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
     """Record the new epoch and number that a restarted publisher gives the running version."""
     with changed:
-        known = runs[renamed.model]
-        runs[renamed.model] = replace(
-            known,
+        running[renamed.model] = replace(
+            running[renamed.model],
             epoch=renamed.epoch,
             version=renamed.version,
             metadata=dict(renamed.metadata),
@@ -657,8 +657,8 @@ def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Rena
 
 
 def default_name(keys: WorkerKeys | tuple[WorkerKeys, ...] | None) -> str:
-    """Return a name of host, process id and random digits, or as the key's pattern has it."""
+    """Return the key's name, or for `*` (also without keys) host, process id and random digits."""
     first = keys[0] if isinstance(keys, tuple) else keys
-    form = "*" if first is None else first.name
+    pattern = "*" if first is None else first.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
-    return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")
+    return pattern.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

@@ -1,4 +1,4 @@
-"""Versions of several models that are published as one: their weights, offers and receipts."""
+"""Helps `publish_many` publish versions of several models as one: copies, decision, receipts."""
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
@@ -28,19 +28,19 @@ class AsOne:
     """
 
     def __init__(self, promises: Mapping[str, Promise]) -> None:
-        self._promises, self._over = promises, False
+        self._promises, self._ended = promises, False
 
     def end(self) -> None:
-        """Record that the caller of `publish_many` does not wait for these versions any more."""
-        self._over = True
+        """Record that the call of `publish_many` does not wait for these versions any more."""
+        self._ended = True
 
     def wait(self, model: str, loop: PublisherLoop, until: Deadline) -> None:
-        """Wait until the versions are decided, so that a publish of one model does not abort all.
+        """Wait until the versions are decided: a new publish of one of them would abort them all.
 
         Raises:
             DeadlineError: They are not decided in time.
         """
-        if self._over:
+        if self._ended:
             return
         decided = loop.watch(lambda _machine, _now: self._decided)
         try:
@@ -51,35 +51,35 @@ class AsOne:
             raise DeadlineError(
                 f"{model}: publish_many publishes it as one with {others}, and not all workers "
                 f"have staged these versions yet, so nothing else was published; publish {model} "
-                "after that call has returned, or in its models, or give it a longer timeout"
+                "after publish_many has returned, or with it, or with a longer timeout"
             ) from None
 
     @property
     def _decided(self) -> bool:
-        # Only the publisher's thread may read this property, as `Promise.committed`.
+        # Only the publisher's thread may read this property, as with `Promise.committed`.
         promises = self._promises.values()
-        return self._over or all(p.done() or p.committed is not None for p in promises)
+        return self._ended or all(p.done() or p.committed is not None for p in promises)
 
 
 class CopiedModel(NamedTuple):
-    """The weights of one model, copied or, from a device, being copied."""
+    """A copy of one model's weights. A copy from a device may still be in progress."""
 
-    kept: PublishedModel
+    record: PublishedModel
     offer: VersionOffer
     arriving: "Arriving | None"
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until the copy is complete, and hash it."""
+        """Wait until the copy is complete; hash it, and check for values that did not fit."""
         if self.arriving is not None:
             self.arriving.wait(deadline.check)
         for index in self.offer.chunks.unhashed():
             hash_chunk(self.offer, index)
             deadline.check()
         if self.offer.count_lost is not None:
-            self.kept.check_overflow(self.offer)
+            self.record.check_overflow(self.offer)
 
     def drop(self) -> None:
-        """Release the memory, once nothing is copied to it any more."""
+        """Release the memory, once the copy from a device has ended."""
         if self.arriving is not None:
             with contextlib.suppress(Exception):  # the device has failed
                 self.arriving.wait()
@@ -87,10 +87,10 @@ class CopiedModel(NamedTuple):
 
 
 def by_model(models: object) -> Mapping[str, object]:
-    """Return `models`, checked: it maps model ids to weights.
+    """Check that `models` maps model ids to weights; return it as such a mapping.
 
     Raises:
-        ValueError: `models` is no such mapping, or names no model, too many, or an invalid id.
+        ValueError: `models` is no such mapping, has no or too many models, or has an invalid id.
     """
     wanted = 'write publish_many({"llm": base, "llm.lora": adapter})'
     if is_module(models) or is_tensordict(models) or not isinstance(models, Mapping):
@@ -102,7 +102,7 @@ def by_model(models: object) -> Mapping[str, object]:
 
 
 def receipts_of(futures: Mapping[str, Promise], left: Callable[[], float]) -> Receipts:
-    """Wait for the receipts of versions that are published as one; `left`: seconds to wait.
+    """Wait for the receipts of versions that are published as one; `left` returns seconds to wait.
 
     Raises:
         PublishError: Fewer workers succeeded than required.
@@ -114,11 +114,11 @@ def receipts_of(futures: Mapping[str, Promise], left: Callable[[], float]) -> Re
         except PublishError as error:
             receipts[model] = error.receipt
             errors.append(error)
-    found = Receipts(receipts)
+    result = Receipts(receipts)
     if errors:
         text = f"published as one: {'; '.join(map(str, errors))}"
-        raise PublishError(text, errors[0].receipt, found)
-    return found
+        raise PublishError(text, errors[0].receipt, result)
+    return result
 
 
 def drop_all(copied: Collection[CopiedModel]) -> None:

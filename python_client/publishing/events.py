@@ -12,7 +12,7 @@ from .. import checks
 def call_for_events(
     loop: PublisherLoop, callback: Callable[[WorkerEvent], object]
 ) -> Callable[[], None]:
-    """Call `callback` for each worker and each change of one; return what ends the calls.
+    """Call `callback` for each worker and each change of one; return a function to end the calls.
 
     Raises:
         ClosedError: The loop has ended.

@@ -1,7 +1,7 @@
-"""`gather`: the source for a publish of a model whose shards are on the ranks of a process group.
+"""Publishes from rank 0 a model whose shards are on the ranks of a process group (`gather`).
 
-The tensors go one by one from the ranks that have their parts into the version's own memory at rank
-0. So rank 0 needs no second copy of the model, and the others need nothing.
+The tensors go one by one from the ranks that have their parts into the version's memory on rank 0.
+So rank 0 needs no second copy of the model, and the other ranks need no memory.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DIFFERENCES_SHOWN = 3  # tensors that a rank names, if its model is another one
+DIFFERENCES_SHOWN = 3  # tensors that a rank names if its model differs from rank 0's
 
 
 def gather(
@@ -44,39 +44,39 @@ def gather(
 ) -> "Gathered":
     """Return a source that publishes a model whose shards are on the ranks of a process group.
 
-    Every rank runs the same line, as often as it likes:
+    Every rank runs the same line, as often as needed:
 
         weightbus.gather(model).publish(publisher, "policy")
 
-    Rank 0 publishes with its publisher; the others, which need none (`None`), send their parts and
-    publish nothing. Nothing is gathered before that call. Then all ranks first compare names,
-    dtypes and shapes; if a rank is missing or has another model, each rank raises an error that
-    names it, and may try again. The tensors arrive one by one in the version's memory on rank 0.
+    Rank 0 publishes with its publisher. The other ranks need no publisher (`None`): they send their
+    parts to rank 0. First all ranks compare names, dtypes and shapes. If a rank is missing or has
+    another model, each rank raises an error that names that rank, and may try again. The tensors
+    arrive one by one in the version's memory on rank 0.
 
     Args:
         model: A module that is sharded by `fully_shard`, `FullyShardedDataParallel` or tensor
             parallelism, or is on every rank (`DistributedDataParallel`, no wrapper); or a mapping
             of names to tensors, each of which may be a `DTensor`. Plain tensors and buffers are
-            those of rank 0. Names are those of the module without wrappers.
+            taken from rank 0. Names are those of the module without wrappers.
         timeout: Seconds for all ranks to make the call, and again for the tensors to arrive. On
             rank 0 the timeout of the publish applies, too.
-        group: The process group; None: all ranks. Without one, the model is published as it is.
+        group: The process group; None: all ranks. Without torch.distributed: this process alone.
 
     Raises:
         ValueError: `timeout` is invalid, or this rank is not in the group.
     """
     seconds = checks.seconds(timeout, "timeout", positive=True)
-    is_there = dist.is_available() and dist.is_initialized()
-    ranks = Ranks(group) if is_there and dist.get_world_size(group) != 1 else None
+    is_initialized = dist.is_available() and dist.is_initialized()
+    ranks = Ranks(group) if is_initialized and dist.get_world_size(group) != 1 else None
     return Gathered(model, ranks, seconds)
 
 
 class Gathered(Streamed):
-    """A model on the ranks of a process group. `weightbus.gather` makes it.
+    """A model on the ranks of a process group; the result of `weightbus.gather`.
 
-    On rank 0 it is also a source for every call that publishes, such as `publish_async` and
-    `prepare`; meanwhile the other ranks call `send`, but for `prepare`, which gathers nothing. It
-    may be published any number of times, each time with the values that the model then has.
+    On rank 0, every method of a Publisher that publishes accepts it as the weights; the other ranks
+    then call `send`. `prepare` accepts it, too, and gathers nothing. You may publish it any number
+    of times, each time with the model's current values.
 
     Args:
         model, timeout: As in `gather`.
@@ -89,7 +89,7 @@ class Gathered(Streamed):
         self._model, self._ranks, self._timeout = model, ranks, timeout
         self._entries: Sequence[Entry] = ()
         self._parameters: set[int] = set()
-        self._met = False  # whether the ranks have met for the last publish
+        self._round_opened = False  # whether rank 0 has opened a round for the last publish
 
     def __repr__(self) -> str:
         ranks = 1 if self._ranks is None else len(self._ranks.members)
@@ -98,7 +98,7 @@ class Gathered(Streamed):
     def publish(
         self, publisher: "Publisher | None", model: str, **options: Unpack[PublishOptions]
     ) -> Receipt | None:
-        """Publish from rank 0, and take part on the others. Every rank must call this.
+        """Publish on rank 0; on other ranks, send their parts. Every rank must call this.
 
         Args:
             publisher: Rank 0's publisher. On other ranks it is not used, and may be None.
@@ -109,13 +109,13 @@ class Gathered(Streamed):
             The receipt on rank 0; None on the others, which return once rank 0 has all tensors.
 
         Raises:
-            StateError: The ranks have different models, or one that cannot be published.
+            StateError: The ranks have different models, or a model that cannot be published.
             DeadlineError: A rank did not make the call in time.
             WeightBusError: A rank has ended meanwhile, or rank 0 has failed to publish.
-            PublishError, ClosedError: As in `Publisher.publish`, on rank 0 alone.
+            PublishError, ClosedError: As in `Publisher.publish`, only on rank 0.
 
-        After an error the ranks may call this again; a rank whose process has ended must be back. A
-        failure while torch gathers tensors on GPUs is the exception: it breaks their process group.
+        After an error the ranks may call this again, once a rank whose process has ended is back.
+        The exception is a failure while torch gathers tensors on GPUs: it breaks the process group.
         """
         publish = None if publisher is None else publisher.publish
         return self._on_rank_0(publish, model, options)
@@ -131,18 +131,18 @@ class Gathered(Streamed):
         return self._on_rank_0(publish, model, options)
 
     def send(self) -> None:
-        """Send this rank's parts to rank 0, which publishes with another call than `publish` here.
+        """Send this rank's parts to rank 0, which publishes with a method of its Publisher.
 
         Raises:
-            StateError, DeadlineError, WeightBusError: As in `publish`.
+            StateError, DeadlineError, WeightBusError: As in `publish`; ValueError on rank 0.
         """
         ranks = self._ranks
         if ranks is None or ranks.rank == 0:
-            raise ValueError("rank 0 sends nothing: publish what gather() returned there")
+            raise ValueError("rank 0 sends nothing: there, publish the result of gather()")
         fault, found = "", dict[str, Entry]()
         try:
             found = {entry.name: entry for entry in entries(self._model)}
-        except Exception as error:  # the others are to hear of it at once
+        except Exception as error:  # sent to the other ranks at once, as the answer to the plan
             fault = str(error) if isinstance(error, StateError) else repr(error)
         with (
             ranks.follow(lambda plan: fault or difference(plan, found), self._timeout) as round_,
@@ -152,10 +152,10 @@ class Gathered(Streamed):
             for name, at in plan["order"]:
                 shards = found[name].held
                 if isinstance(shards, PlacedShards) and shards.whole:
-                    round_.together(shards.gathered, name)
+                    round_.collective(shards.gathered, name)
                 elif isinstance(shards, Shards) and me in plan["owners"][at]:
                     round_.send(torch.as_tensor(bytes_of(shards.mine())), name)
-            round_.meet("the end")
+            round_.barrier("the end")
 
     def _on_rank_0(
         self, publish: Callable[..., T] | None, model: str, options: Mapping[str, Any]
@@ -165,13 +165,13 @@ class Gathered(Streamed):
         if ranks is not None and ranks.rank:
             self.send()
             return None
-        self._met = False
+        self._round_opened = False
         try:
             if publish is None:
                 raise ValueError("rank 0 publishes: give it a Publisher, and the other ranks None")  # noqa: TRY301
             return publish(model, self, **options)
         except Exception as error:
-            if ranks is not None and not self._met:
+            if ranks is not None and not self._round_opened:
                 kind = "state" if isinstance(error, StateError) else "failed"
                 fault = f"{kind} rank 0 did not publish: {error}"
                 with contextlib.suppress(WeightBusError):
@@ -181,22 +181,22 @@ class Gathered(Streamed):
     # For the publisher, on rank 0.
 
     def state(self) -> State:
-        """Return names, dtypes and shapes, for the publisher; nothing is gathered.
+        """Return the names, dtypes and shapes, for the publisher; gather nothing.
 
         Raises:
-            StateError: The model cannot be published, or not from this rank.
+            StateError: The model cannot be published, or this is not rank 0.
         """
         if self._ranks is not None and self._ranks.rank:
             raise StateError(
-                f"a model that is gathered on rank 0, and this is rank {self._ranks.rank}: publish "
-                "there, and call publish() or send() of what gather() returned here"
+                f"a gathered model is published on rank 0, and this is rank {self._ranks.rank}: "
+                "here, call publish() or send() of the result of gather()"
             )
         self._entries = entries(self._model)
         state, self._parameters = state_of_entries(self._entries, self._members())
         return state
 
     def is_parameter(self, leaf: Leaf) -> bool:
-        """Return whether `leaf`, of the last `state`, is a parameter, and no buffer."""
+        """Return whether `leaf`, from the last `state`, is a parameter, not a buffer."""
         return id(leaf) in self._parameters
 
     def write(
@@ -205,10 +205,10 @@ class Gathered(Streamed):
         """Gather every tensor into the publisher's memory, and return the lost values.
 
         Args:
-            state: The last result of `state`; its form may be in another precision, or renamed.
-            layout: The layout of that form.
+            state: The last result of `state`, with the precision and names of the version.
+            layout: The layout of the version.
             data: The memory.
-            left: Returns the seconds that are left.
+            left: Returns the seconds until the deadline.
 
         Raises:
             StateError, DeadlineError, WeightBusError: As in `publish`.
@@ -220,30 +220,30 @@ class Gathered(Streamed):
             with torch.no_grad():
                 writing.write(some, None)
             return writing.lost
-        self._met = True
+        self._round_opened = True
         plan = _plan(self._entries, [entry for entry, _ in some], self._members())
         with self._ranks.lead(plan, min(self._timeout, left())) as round_, torch.no_grad():
             writing.write(some, round_)
-            round_.meet("the end", left())
+            round_.barrier("the end", left())
         return writing.lost
 
     def _members(self) -> list[int]:
-        """Return the global ranks of the group; none without torch.distributed."""
+        """Return the global ranks of the group; an empty list without torch.distributed."""
         if self._ranks is not None:
             return self._ranks.members
         return [dist.get_rank()] if dist.is_available() and dist.is_initialized() else []
 
 
 class _Writing:
-    """Writes one version on rank 0.
+    """Writes the tensors of one version into memory, on rank 0.
 
     Args:
         section: The version's memory.
         members: The global ranks of the group.
-        left: Returns the seconds that are left.
+        left: Returns the seconds until the deadline.
 
     Attributes:
-        lost: The lost values so far.
+        lost: By name of the tensor, the dtype of the version and how many values did not fit it.
     """
 
     def __init__(self, section: Section, members: Sequence[int], left: Callable[[], float]) -> None:
@@ -257,7 +257,7 @@ class _Writing:
         views = [self._section.like(name, leaf) for leaf, name in plain]
         Copies(views, leaves, private=True).run(views, leaves)
         for view, (leaf, name) in zip(views, plain, strict=True):
-            self._count(name, view, leaf)
+            self._count_lost(name, view, leaf)
         for entry, name in some:
             if isinstance(entry.held, Shards):
                 self._gather(entry.held, name, entry.name, round_)
@@ -266,7 +266,7 @@ class _Writing:
         whole = self._section.tensors[name]
         if isinstance(shards, PlacedShards) and shards.whole:
             call = shards.gathered
-            values = call() if round_ is None else round_.together(call, what, self._left())
+            values = call() if round_ is None else round_.collective(call, what, self._left())
             self._put(name, whole, values)
             return
         for member, part in shards.parts(whole, self._members[0]):
@@ -283,15 +283,15 @@ class _Writing:
 
     def _put(self, name: str, part: torch.Tensor, values: torch.Tensor) -> None:
         part.copy_(values)
-        self._count(name, part, values)
+        self._count_lost(name, part, values)
 
-    def _count(self, name: str, became: Leaf, values: Leaf) -> None:
-        if became.dtype == values.dtype:
+    def _count_lost(self, name: str, converted: Leaf, values: Leaf) -> None:
+        if converted.dtype == values.dtype:
             return
-        destination = self._section.layout.by_name(name).dtype
-        count = lost(became, values, signature(name, values)[0], destination)
+        dtype = self._section.layout.by_name(name).dtype
+        count = lost(converted, values, signature(name, values)[0], dtype)
         if count:
-            self.lost[name] = destination, count + self.lost.get(name, ("", 0))[1]
+            self.lost[name] = dtype, count + self.lost.get(name, ("", 0))[1]
 
 
 def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[State, set[int]]:
@@ -299,7 +299,7 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
 
     Args:
         found: The model's tensors.
-        members: The global ranks of the group; empty: there is none.
+        members: The global ranks of the group; empty: there is no group.
 
     Raises:
         StateError: The model cannot be published.
@@ -312,14 +312,14 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
             continue
         if not members:
             raise StateError(
-                f"{name}: each rank holds a part of it, and torch.distributed is not "
-                "initialised: call gather() on every rank, between init_process_group() and "
+                f"{name}: each rank has a part of it, but torch.distributed is not initialised: "
+                "call gather() on every rank, after init_process_group() and before "
                 "destroy_process_group()"
             )
         others = {rank for rank, _ in held.parts(held.meta, members[0])}.difference(members)
         if others:
             raise StateError(
-                f"{name}: rank {min(others)} holds a part of it, and is not in the group: give "
+                f"{name}: rank {min(others)} has a part of it, but is not in the group: give "
                 "gather() a group with all ranks of the model"
             )
         if not {int(rank) for rank in re.findall(r"\d+", mesh)}.difference(members):
@@ -330,7 +330,7 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
 
 
 def tensors_of(found: Sequence[Entry]) -> dict[str, list[object]]:
-    """Return what all ranks must have alike: dtype, shape and shards of each tensor."""
+    """Return, by name, the dtype, shape and sharding of each tensor, which all ranks compare."""
     return {name: _about(held, name) for name, held, *_ in found}
 
 
@@ -339,13 +339,13 @@ def _leaf(held: "Leaf | Shards") -> Leaf:
 
 
 def _about(held: "Leaf | Shards", name: str) -> list[object]:
-    """Return what all ranks must have alike: dtype, shape, and how the tensor is sharded."""
+    """Return the dtype, the shape, and how the tensor is sharded (empty: not)."""
     dtype, shape = signature(name, _leaf(held))
     return [dtype, [*shape], held.how if isinstance(held, Shards) else ""]
 
 
 def _plan(found: Sequence[Entry], unique: Sequence[Entry], members: Sequence[int]) -> str:
-    """Return what rank 0 will gather: all names; and in which order, with the ranks that send."""
+    """Return rank 0's plan as JSON: all tensors; in which order it gathers them, and from whom."""
     senders: dict[tuple[int, ...], int] = {}
     order: list[tuple[str, int]] = []
     for name, held, *_ in unique:
@@ -360,19 +360,19 @@ def _plan(found: Sequence[Entry], unique: Sequence[Entry], members: Sequence[int
 
 
 def difference(plan: str, found: Mapping[str, Entry]) -> str:
-    """Return how this rank's model differs from rank 0's; empty: it does not, or rank 0 failed."""
+    """Return how this rank's model differs from rank 0's plan; empty: not, or there is no plan."""
     if not plan:
         return ""
-    theirs: dict[str, list[object]] = json.loads(plan)["tensors"]
-    texts = [f"it lacks {printable(name, NAME_SHOWN)}" for name in theirs if name not in found]
+    lead: dict[str, list[object]] = json.loads(plan)["tensors"]
+    texts = [f"it lacks {printable(name, NAME_SHOWN)}" for name in lead if name not in found]
     texts += [
-        f"rank 0 lacks its {printable(name, NAME_SHOWN)}" for name in found if name not in theirs
+        f"rank 0 lacks its {printable(name, NAME_SHOWN)}" for name in found if name not in lead
     ]
-    for name, there in theirs.items():
-        here = _about(found[name].held, name) if name in found else there
-        if here != there:
+    for name, theirs in lead.items():
+        mine = _about(found[name].held, name) if name in found else theirs
+        if mine != theirs:
             texts.append(
-                f"its {printable(name, NAME_SHOWN)} is {_text(here)}, rank 0's is {_text(there)}"
+                f"its {printable(name, NAME_SHOWN)} is {_text(mine)}, rank 0's is {_text(theirs)}"
             )
     more = len(texts) - DIFFERENCES_SHOWN
     return "; ".join([*texts[:DIFFERENCES_SHOWN], *([f"and {more} more"] if more > 0 else [])])

@@ -1,4 +1,4 @@
-"""The publisher's state of each model: memory, names, layout, and the bases of patches."""
+"""Copies a model's weights into memory to publish; keeps its layout and the bases of patches."""
 
 import contextlib
 import itertools
@@ -52,17 +52,17 @@ log = logging.getLogger("weightbus.publisher")
 ENCODE_PACE = 1e-8  # seconds per byte: the first estimate of encoding and decoding
 PACE_SHARE = 0.5  # weight of the last measurement in the estimate
 PACE_EVERY = 32  # decisions between two measurements on a sample, since the estimate may be wrong
-BOTH = False, True  # patches without classes, and patches with classes
+BOTH = False, True  # the kinds of patches: without classes, and with classes
 OFFER_SHARE = 0.5  # fraction of the remaining time for making patches: sending takes time, too
 
-ROLLBACK = "a rollback publishes the bytes that were: leave out dtype= and rename="
+ROLLBACK = "a rollback publishes the older version's bytes: leave out dtype= and rename="
 
 
 class PatchBase(NamedTuple):
     """A version that patches may build on."""
 
-    chunks: Chunks[object]  # owned by the publisher's thread: here, only read their digest
-    form: tuple[str, int]  # layout id and chunk size, which the digest covers
+    chunks: Chunks[object]  # owned by the publisher's thread: here, read only its digest
+    form: tuple[str, int]  # layout id and chunk size, which the digest depends on
     data: Bytes
     snapshot: Snapshot  # keeps `data` valid
 
@@ -76,15 +76,15 @@ class Bases:
         check: Whether each patch is decoded, and compared, before it is offered.
 
     Attributes:
-        kept: The bases, the newest last.
+        versions: The versions, the newest last.
     """
 
     def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
         self._model, self._count, self._check = model, count, check
-        self.kept: deque[PatchBase] = deque()
-        # Recent seconds per byte: of patches without classes, and of patches with classes.
+        self.versions: deque[PatchBase] = deque()
+        # Recent seconds per byte, by kind of patch.
         self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
-        self._decisions = 0  # how often `chosen` was called with bases to compare
+        self._decisions = 0  # how often a kind of patch was chosen for workers with known rates
 
     def offer(
         self,
@@ -101,8 +101,8 @@ class Bases:
             offer: The version, copied and not announced yet.
             encoding: "delta" or "auto"; "raw": no patches.
             patch_candidates: The workers that may receive a patch.
-            deadline: The deadline of the publish; patches may take a part of the time left.
-            to_all: Whether the version is for all workers: without patches, all bases are dropped.
+            deadline: The deadline of the publish; making patches may take a part of the time left.
+            to_all: Whether the version is for all workers: if it gets no patch, bases are dropped.
         """
         form = offer.layout.id, offer.chunks.plan.chunk_bytes
         if encoding == "raw" or _is_small(offer.layout, form[1]) or not patch_candidates:
@@ -114,17 +114,17 @@ class Bases:
         if data is None:
             return
         try:
-            while to_all and self.kept and self.kept[0].form != form:
-                self._let_go()
+            while to_all and self.versions and self.versions[0].form != form:
+                self._drop_oldest()
             new = PatchBase(offer.chunks, form, data, snapshot)
             self._patch(offer, new, encoding, patch_candidates, _part_of(deadline))
             offer.keep = True
-            self.kept.append(new)
+            self.versions.append(new)
         finally:  # a KeyboardInterrupt can be raised at any point
-            if not any(base.snapshot is snapshot for base in self.kept):
+            if not any(base.snapshot is snapshot for base in self.versions):
                 snapshot.let_go()
-        while len(self.kept) > self._count:
-            self._let_go()
+        while len(self.versions) > self._count:
+            self._drop_oldest()
 
     def _patch(
         self,
@@ -134,33 +134,33 @@ class Bases:
         patch_candidates: Collection[PatchCandidate],
         deadline: Deadline,
     ) -> None:
-        """Make the patches; first the patch from the version that most candidates run."""
+        """Add patches to the offer, beginning with the base that most candidates run."""
         data = new.data
-        some = ((base.chunks.digest, base.data) for base in self.kept if base.form == new.form)
-        # no digest: some chunk is not hashed
+        some = ((base.chunks.digest, base.data) for base in self.versions if base.form == new.form)
+        # a base with an unhashed chunk has no digest
         bases = {digest: old for digest, old in some if digest}
-        runs = Counter(taker.running for taker in patch_candidates if taker.running is not None)
-        found = dict[tuple[int, int], tuple[Running, Bytes]]()
-        for running, _ in runs.most_common():
+        counts = Counter(each.running for each in patch_candidates if each.running is not None)
+        by_key = dict[tuple[int, int], tuple[Running, Bytes]]()
+        for running, _ in counts.most_common():
             if running.digest in bases:  # a patch is named and encrypted by its base's number (E3)
-                named = running.epoch, running.version
-                found.setdefault(named, (running, bases[running.digest]))
-        for running, old in itertools.islice(found.values(), self._count):
-            on = [taker for taker in patch_candidates if taker.running == running]
+                key = running.epoch, running.version
+                by_key.setdefault(key, (running, bases[running.digest]))
+        for running, old in itertools.islice(by_key.values(), self._count):
+            candidates = [each for each in patch_candidates if each.running == running]
             delta = encoding == "delta"
-            way = Way(classes=True) if delta else self.chosen(offer.layout, old, data, on)
-            made = None if way is None else self._made(way, running, old, offer, data, deadline)
-            offer.patches += () if made is None else (made,)
+            way = Way(classes=True) if delta else self.choose(offer.layout, old, data, candidates)
+            patch = None if way is None else self._encoded(way, running, old, offer, data, deadline)
+            offer.patches += () if patch is None else (patch,)
 
     def forget(self) -> None:
         """Drop all bases."""
-        while self.kept:
-            self._let_go()
+        while self.versions:
+            self._drop_oldest()
 
-    def _let_go(self) -> None:
-        self.kept.popleft().snapshot.let_go()
+    def _drop_oldest(self) -> None:
+        self.versions.popleft().snapshot.let_go()
 
-    def _made(
+    def _encoded(
         self,
         way: Way,
         running: Running,
@@ -169,13 +169,13 @@ class Bases:
         new: Bytes,
         deadline: Deadline,
     ) -> OfferedPatch | None:
-        """Return the patch from `old` to `new`; None if encoding fails or makes it no shorter.
+        """Return the patch from `old` to `new`; None if it is no shorter, or encoding fails.
 
         A failure is logged and not raised: the version can still be sent whole.
         """
         for index in offer.chunks.unhashed():
             hash_chunk(offer, index)
-        layout, begun = offer.layout, time.perf_counter()
+        layout, started = offer.layout, time.perf_counter()
         try:
             deadline.check()
             data = encode(
@@ -193,30 +193,30 @@ class Bases:
             return None
         work = way.work * layout.nbytes
         if work:
-            taken = (time.perf_counter() - begun) / work
-            self._encode[way.classes] += PACE_SHARE * (taken - self._encode[way.classes])
+            pace = (time.perf_counter() - started) / work
+            self._encode[way.classes] += PACE_SHARE * (pace - self._encode[way.classes])
         if len(data) >= layout.nbytes:
             return None
         return OfferedPatch(DELTA, running, data, way.classes, work)
 
-    def chosen(
+    def choose(
         self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
         """Return the kind of patch to make; None: the whole version arrives sooner.
 
         All workers that run a base get the same patch. Its kind is the best one for the slowest
-        worker that gains by a patch, since the publish waits longest for this worker. A worker with
-        an unknown rate counts as fast enough to need no patch. A worker that has not decoded a kind
-        of patch is assumed to decode as fast as this process. After a new measurement, that is
-        assumed of all workers: otherwise a worker's old rate for a kind of patch that it no longer
-        receives would never be corrected.
+        worker to which a patch arrives sooner, since the publish waits longest for this worker. A
+        worker with an unknown rate counts as fast enough to need no patch. A worker that has not
+        decoded a kind of patch is assumed to decode it as fast as this process. After a new
+        measurement, all workers are assumed to do so: otherwise a worker's old rate for a kind of
+        patch that it no longer receives would never be corrected.
         """
         measure = partial(self._measure, layout, old, new)
         return self._soonest(
             layout.nbytes, patch_candidates, measure, partial(estimate, layout, old, new)
         )
 
-    def chosen_in_parts(
+    def choose_in_parts(
         self,
         layout: Layout,
         old: Bytes,
@@ -225,52 +225,52 @@ class Bases:
         blocks: Sequence[Block],
         sums: Sequence[Sequence[float]],
     ) -> Way | None:
-        """Return the same as `chosen`, for a patch that several processes encode, side by side.
+        """Return the same as `choose`, for a patch that several processes encode in parallel.
 
         Args:
             layout: The layout of both data sections.
-            old, new: The data sections, with only some of the blocks.
+            old, new: The data sections, with only this process's blocks.
             patch_candidates: The workers that run the base.
-            blocks: The blocks that are here.
-            sums: What `worth.sums` returns in each process.
+            blocks: This process's blocks.
+            sums: The result of `worth.sums` in each process.
         """
 
         def measure() -> None:
             if blocks:
                 self._measure(layout, old, new, [[block] for block in blocks])
 
-        would = partial(estimated, layout.nbytes, sums)
-        return self._soonest(layout.nbytes, patch_candidates, measure, would, len(sums))
+        costs = partial(estimated, layout.nbytes, sums)
+        return self._soonest(layout.nbytes, patch_candidates, measure, costs, len(sums))
 
     def _soonest(
         self,
         nbytes: int,
         patch_candidates: Collection[PatchCandidate],
         measure: Callable[[], None],
-        would_cost: Callable[[], Estimate],
+        estimate_costs: Callable[[], Estimate],
         encoders: int = 1,
     ) -> Way | None:
-        slow = sorted((t for t in patch_candidates if not math.isinf(t.rate)), key=lambda t: t.rate)
+        slow = sorted((c for c in patch_candidates if not math.isinf(c.rate)), key=lambda c: c.rate)
         if not slow:
             return None
-        anew = self._decisions % PACE_EVERY == 0
-        if anew:
+        measured = self._decisions % PACE_EVERY == 0
+        if measured:
             measure()
         self._decisions += 1
         encode = [pace / encoders for pace in self._encode]
         links = [
             (
-                taker.rate,
+                each.rate,
                 encode,
-                self._decode if anew else [taker.decode.get(c, self._decode[c]) for c in BOTH],
+                self._decode if measured else [each.decode.get(k, self._decode[k]) for k in BOTH],
             )
-            for taker in slow
+            for each in slow
         ]
         links = [link for link in links if may_pay(*link)]
         if not links:
             return None
-        would = would_cost()
-        ways = (chosen(nbytes, would, *link) for link in links)
+        costs = estimate_costs()
+        ways = (chosen(nbytes, costs, *link) for link in links)
         return next((way for way in ways if way is not None), None)
 
     def _measure(
@@ -280,36 +280,36 @@ class Bases:
         new: Bytes,
         among: Sequence[Sequence[Block]] | None = None,
     ) -> None:
-        """Measure encoding and decoding on a sample: perhaps no patches are made at present."""
+        """Measure encoding and decoding on a sample of the blocks in `among`; None: of all."""
         some, where = sample(layout, among)
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
         first, last = (digest_of(some.id, d, CHUNK_BYTES_DEFAULT) for d in (before, after))
         for classes in BOTH:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 digests = first, last
-                made = encode(
+                patch = encode(
                     some, before, after, digests=digests, classes=classes, check=self._check
                 )
                 encoded = time.perf_counter()
-                Delta(some, made).apply(before)
+                Delta(some, patch).apply(before)
             except (PatchError, MemoryError):
                 return
-            self._encode[classes] = (encoded - begun) / work
+            self._encode[classes] = (encoded - started) / work
             self._decode[classes] = (time.perf_counter() - encoded) / work
 
 
 def _is_small(layout: Layout, chunk_bytes: int) -> bool:
-    """Return whether a version is sent inside its announcement. No patch is faster then."""
+    """Return whether a version is sent inside its announcement, so that no patch is faster."""
     return layout.nbytes <= min(chunk_bytes, WHOLE_BYTES_MAX)
 
 
 def _part_of(deadline: Deadline) -> Deadline:
     """Return the deadline for making patches, which leaves time to send the whole version."""
     text = (
-        f"it was not made in {OFFER_SHARE:.0%} of what was left of the timeout, so workers take "
-        "all of the version: give a longer timeout, or publish it raw"
+        f"it was not made in {OFFER_SHARE:.0%} of the time left, so workers get the whole version: "
+        'give a longer timeout, or publish with encoding="raw"'
     )
     return Deadline(time.monotonic() + OFFER_SHARE * deadline.left(), text)
 
@@ -324,11 +324,11 @@ class PublishedModel:
         bases: How many versions are kept as bases of patches.
         check: Whether each patch is decoded, and compared, before it is offered.
         second: Whether weights on a GPU are first copied within the GPU's memory.
-        kept: Whether each version is written to disk.
+        stored: Whether each version is written to disk.
 
     Attributes:
-        as_one: Versions of this and other models that were last published as one, and may be
-            undecided; None: there are none.
+        as_one: The versions of this and other models that `publish_many` published last, if they
+            may be undecided; else None.
     """
 
     def __init__(
@@ -340,9 +340,9 @@ class PublishedModel:
         bases: int = BASES,
         check: bool = True,
         second: bool = False,
-        kept: bool = False,
+        stored: bool = False,
     ) -> None:
-        self.name, self.lock, self._kept = name, threading.Lock(), kept
+        self.name, self.lock, self._stored = name, threading.Lock(), stored
         self.bases = Bases(name, bases, check=check)
         self.pool = Pool(name, share=share, second=second)
         self._chunk_bytes = chunk_bytes
@@ -350,11 +350,11 @@ class PublishedModel:
         self._layout: Layout | None = None
         self.as_one: AsOne | None = None
         self._overflows = OverflowLog(log)
-        # The last conversion: form, precision, renaming, resulting form.
+        # The last conversion of a form: its arguments form, precision, renaming; and its result.
         self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
     def join(self, as_one: "AsOne | None") -> None:
-        """Set the versions that are published as one with one of this model; None: none is."""
+        """Set `as_one`, for later publishes of this model; None: they need not wait."""
         self.as_one = as_one
 
     def wait_for_lock(self, deadline: Deadline) -> None:
@@ -379,9 +379,9 @@ class PublishedModel:
         try:
             small = _is_small(offer.layout, offer.chunks.plan.chunk_bytes)
             some = () if encoding == "raw" or small else patch_candidates()
-            before = len(self.bases.kept)
+            before = len(self.bases.versions)
             self.bases.offer(offer, encoding, some, deadline, to_all=to_all)
-            if before and not self.bases.kept:
+            if before and not self.bases.versions:
                 self.pool.shrink()
         except BaseException:
             offer.snapshot.release()
@@ -393,7 +393,7 @@ class PublishedModel:
         precision: Precision | None = None,
         renaming: Renaming | None = None,
     ) -> tuple[State, Layout]:
-        """Return the state and the layout of weights. The layout is reused if nothing changed.
+        """Return the state and the layout of weights; reuse the last layout if nothing changed.
 
         Raises:
             StateError: The weights cannot be published, or not in this precision, under these names
@@ -428,7 +428,7 @@ class PublishedModel:
     def reserve(
         self, weights: object, dtype: Dtype = None, rename: Rename = None
     ) -> tuple[Shared, int] | None:
-        """Reserve memory for weights like these; return its shared segment, and its size in bytes.
+        """Reserve memory for weights like these; return its shared segment, and the version's size.
 
         Return None if workers cannot read the memory, or if it was already reserved.
         """
@@ -437,7 +437,7 @@ class PublishedModel:
         return None if shared is None else (shared, layout.nbytes)
 
     def check_overflow(self, offer: VersionOffer) -> None:
-        """Set `offer.detail` to a text on values that did not fit the dtype; log each tensor once.
+        """Count the values that did not fit the dtype, for `offer.detail`; log each tensor once.
 
         Call this once the offer is copied completely. Afterwards the offer no longer refers to the
         user's tensors. If the values cannot be counted, the offer is released.
@@ -470,22 +470,22 @@ class PublishedModel:
 
         Args:
             weights: The weights, a `Streamed` source, or a `Saved` version.
-            replaces_latest: The version will be the latest one for all workers at once.
+            replaces_latest: Whether the version becomes the latest one for all workers at once.
             precision: The dtypes to convert to while copying.
             renaming: The tensors' names in the version.
-            hashed: Returns whether to hash while copying; sends and digests need hashes.
-            make_room: A function that frees memory; called when all of it is in use.
+            hashed: Returns whether to hash while copying, as sending and digests need hashes.
+            make_room: A function that frees memory; called when all memory is in use.
             deadline: The time by which the copy must be complete.
             encoding, candidates: For a version in parts: see `_patch_terms`.
 
         Returns:
-            The offer; and, for weights on a device, the copy in progress, else None.
+            The offer; and the copy in progress, if the weights are on a device, else None.
 
         Raises:
             StateError: The weights cannot be published.
             StateFolderError: The file is damaged.
             ValueError: `precision` or `renaming` is given for a `Saved` version.
-            WeightBusError: All memory stayed in use.
+            WeightBusError: All memory remained in use.
             DeadlineError: The copy was not complete in time.
         """
         saved, state, chunk_bytes = None, None, self._chunk_bytes
@@ -508,7 +508,7 @@ class PublishedModel:
             elif state is not None and isinstance(weights, Streamed):
                 crcs, count_lost = _stream(weights, state, layout, snapshot.data, nbytes, deadline)
             elif state is not None:
-                late = self.pool.second and not self._kept and self.pool.late
+                late = self.pool.second and not self._stored and self.pool.late
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 count_lost = partial(snapshot.count_lost, state) if precision is not None else None
                 if not isinstance(found, np.ndarray):
@@ -530,14 +530,14 @@ class PublishedModel:
         encoding: Encoding,
         candidates: Callable[[], Collection[PatchCandidate]],
     ) -> PatchTerms:
-        """Return what is known of the workers that may receive a patch to a version in parts.
+        """Return the terms for patches to a version in parts.
 
         Args:
             layout: The layout of the version.
-            encoding: How it is sent to workers that take patches.
+            encoding: How the version is sent to workers that accept patches.
             candidates: Returns these workers.
         """
-        if self.bases.kept:  # the next patches build on what the ranks keep
+        if self.bases.versions:  # not needed: the ranks keep the bases of patches in parts
             self.bases.forget()
             self.pool.shrink()
         whole = encoding == "raw" or _is_small(layout, self._chunk_bytes)
@@ -547,30 +547,30 @@ class PublishedModel:
 def restore(
     folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
 ) -> list[VersionOffer]:
-    """Return offers of each model's latest version on disk, and record them for this epoch.
+    """Return an offer of each model's latest version on disk; record the offers for this epoch.
 
-    Versions that were published as one are all offered, or none of them is.
+    Of versions that were published as one, all are offered, or none.
     """
-    found: dict[StoredVersion, VersionOffer] = {}
+    offers: dict[StoredVersion, VersionOffer] = {}
     for model in folder.models():
         stored = folder.versions(model)[0]
         try:
-            kept, saved = model_of(model), folder.open(stored)
-            found[stored], _ = kept.snapshot(saved, replaces_latest=True)
+            record, saved = model_of(model), folder.open(stored)
+            offers[stored], _ = record.snapshot(saved, replaces_latest=True)
             log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
         except StateFolderError as error:
             log.warning("version %s of %r is not offered: %s", stored.key, model, error)
-    for stored, offer in [*found.items()]:
+    for stored, offer in [*offers.items()]:
         latest = {m: folder.versions(m)[:1] for m in stored.companions}
         as_one = {m: each[0] for m, each in latest.items() if each and each[0].companions}
-        if all(each in found for each in as_one.values()):
+        if all(each in offers for each in as_one.values()):
             offer.join(dict.fromkeys(as_one, 1))
             continue
-        log.warning("version %s of %r is not offered without others", stored.key, stored.model)
-        del found[stored]
+        log.warning("version %s of %r lacks a companion: not offered", stored.key, stored.model)
+        del offers[stored]
         offer.snapshot.release()
-    folder.begin(epoch, found)
-    return list(found.values())
+    folder.begin(epoch, offers)
+    return list(offers.values())
 
 
 def _stream(
@@ -581,7 +581,7 @@ def _stream(
     chunk_bytes: int,
     deadline: Deadline,
 ) -> tuple[list[int], Callable[[], LostValues] | None]:
-    """Have weights written to memory; return CRCs, if `chunk_bytes` is not 0, and lost values."""
+    """Make a source write its weights; return chunks' CRCs (if any bytes each), and lost values."""
     lost = weights.write(state, layout, data, deadline.left)
     crcs: list[int] = []
     for begin in range(0, layout.nbytes, chunk_bytes) if chunk_bytes else ():
@@ -593,7 +593,7 @@ def _stream(
 def _form_of(
     saved: Saved, precision: Precision | None, renaming: Renaming | None
 ) -> tuple[Layout, int]:
-    """Return layout and chunk size of a saved version, which keeps them."""
+    """Return the layout and chunk size of a saved version, which cannot be changed."""
     if precision is not None or renaming is not None:
         raise ValueError(ROLLBACK)
     _check_chunks(saved.layout.nbytes, saved.stored.chunk_bytes)
@@ -604,7 +604,7 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
     if nbytes > CHUNKS_MAX * chunk_bytes:  # P2
         raise StateError(
             f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
-            f"the Publisher Settings(chunk_bytes=) of at least {-(-nbytes // CHUNKS_MAX)}"
+            f"the Publisher Settings(chunk_bytes=...) of at least {-(-nbytes // CHUNKS_MAX)}"
         )
 
 
@@ -619,7 +619,7 @@ def after(
 ) -> None:
     """Continue a publish in a separate thread, once its copy from a device is complete.
 
-    A device may be busy for any time, and a copy that has begun cannot be stopped. If the deadline
+    A device may be busy for long, and a copy that has begun cannot be stopped. If the deadline
     passes first, the publish fails, and the memory is not reused until the copy ends.
 
     Args:

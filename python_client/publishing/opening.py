@@ -1,4 +1,4 @@
-"""Makes a publisher's loop of its machine, its sockets and its memory."""
+"""Binds the sockets of a publisher (or of a relay's publisher side), and makes its loop."""
 
 import contextlib
 import logging
@@ -26,8 +26,8 @@ from .state_writer import StateWriter
 log = logging.getLogger("weightbus.publisher")
 
 _LOOPBACK = (
-    "{given} is {bound} on this host (/etc/hosts often has a host's own name so), where only this "
-    "host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
+    "{given} is {bound} on this host (/etc/hosts often maps a host's own name so), to which only "
+    "this host can connect: for workers elsewhere bind tcp://0.0.0.0:PORT, or this host's address"
 )
 
 
@@ -36,24 +36,24 @@ def open_loop(
     settings: Settings,
     keys: PublisherKeys | None,
     epoch: int,
-    keeper: StateWriter | None = None,
+    writer: StateWriter | None = None,
     restored: Collection[VersionOffer] = (),
     *,
     age: Callable[[], float] | None = None,
     shared: Shared | None = None,
     above: Hello | None = None,
 ) -> PublisherLoop:
-    """Bind a publisher's sockets, and return its loop, which is to be started.
+    """Bind a publisher's sockets, and return its loop, which the caller starts.
 
     Args:
         address: The address of the control socket.
         settings: The times, the data socket's address and its queue.
         keys: The keys; None: the publisher has none.
         epoch, age, shared: See `PublisherState`.
-        keeper: Stores versions and epochs; None: they are not stored.
+        writer: Stores versions and epochs; None: they are not stored.
         restored: Versions of an earlier publisher, which are offered first.
-        above: Of a relay: its hello to the publisher above. None: a publisher, which names its
-            versions.
+        above: A relay's hello to the publisher above. None: this is a publisher, which numbers its
+            own versions.
 
     Raises:
         AddressError: An address is invalid or in use.
@@ -80,13 +80,13 @@ def open_loop(
             keys=group_keys(sealer),
             grants=grants,
             clock=time.time,
-            recorded=None if keeper is None else keeper.recorded,
+            recorded=None if writer is None else writer.recorded,
             queue=settings.queue,
             origin=above is None,
             above=above,
         )
-        loop = PublisherLoop(PublisherMachine(state), sockets, keeper, restored, sealer)
+        loop = PublisherLoop(PublisherMachine(state), sockets, writer, restored, sealer)
         undo.pop_all()
-    if keeper is not None:
-        keeper.heed(lambda: loop.busy)
+    if writer is not None:
+        writer.pause_while(lambda: loop.busy)
     return loop

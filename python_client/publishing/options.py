@@ -1,4 +1,4 @@
-"""Checks the keywords of `publish` and makes a `Request` from them."""
+"""Checks the keywords of `Publisher.publish`, and makes a `Request` of them."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,7 +21,7 @@ Way = TypeVar("Way", bound=Callable[..., Any])
 Require = Literal["all", "alive"] | int | Collection[str]
 
 TIMEOUT = 60.0  # default timeout of a publish, in seconds
-ALL = "all", "alive"  # the values of `require` that are words
+ALL = "all", "alive"  # values of `require` that set no number and no names
 COMMITS: tuple[CommitMode, ...] = "auto", "together"
 
 
@@ -43,7 +43,7 @@ def keywords_of(call: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
-    """Return a decorator: `help()` shows the keywords of `publish` instead of `**options`."""
+    """Return a decorator that makes `help()` show `publish`'s keywords instead of `**options`."""
 
     def decorate(call: Way) -> Way:
         own = inspect.signature(call)
@@ -55,9 +55,9 @@ def shows_keywords_of(publish: Callable[..., object]) -> Callable[[Way], Way]:
 
 
 def check_keywords(call: str, options: PublishOptions) -> None:
-    """Raise the TypeError that Python raises for a keyword that a function does not have.
+    """Raise a TypeError, as Python does, if `options` has a keyword that `publish` lacks.
 
-    A method with `**options` takes any keyword, so it calls this with its own name, `call`.
+    A method with `**options` accepts any keyword, so it calls this with its own name, `call`.
     """
     for name in options.keys() - PublishOptions.__annotations__.keys():
         raise TypeError(f"Publisher.{call}() got an unexpected keyword argument {name!r}")
@@ -67,26 +67,26 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """The checked arguments of one publish.
 
     Attributes:
-        terms: What the publish requires of which workers, and its deadline.
+        terms: Which workers the publish is for, what it requires of them, and its timeout.
         replaces_latest: Whether the version becomes the latest one for all workers at once.
-        asks_for_digests: Whether workers report digests, so that the version is hashed while
+        needs_digest: Whether workers report digests, so that the version is hashed while it is
             copied.
         precision: The dtypes to convert to while copying; None: no conversion.
-        encoding: How the version is sent to workers that take patches; see `Settings`.
+        encoding: How the version is sent to workers that accept patches; see `Settings`.
         renaming: Gives the tensors' names in the version; None: their own names.
-        metadata: The version's metadata; None: none, or that of the stored version.
+        metadata: The version's metadata; None: empty, or in a rollback that of the older version.
     """
 
     terms: PublishTerms
     replaces_latest: bool
-    asks_for_digests: bool
+    needs_digest: bool
     precision: Precision | None
     encoding: Encoding
     renaming: Renaming | None
     metadata: Mapping[str, str] | None
 
 
-def request(
+def request_of(
     *,
     workers: Iterable[str] | None,
     require: Require,
@@ -112,11 +112,11 @@ def request(
     """
     settings = defaults if settings is None else settings_of("publish", settings)
     names = None if workers is None else _names(workers)
-    named = _named(require, names)
-    if named is not None:
-        needed: int | None = len(named)
+    required = _required_names(require, names)
+    if required is not None:
+        needed: int | None = len(required)
     else:
-        needed = None if require in ALL else _needed(require, names)
+        needed = None if require in ALL else _required_count(require, names)
     if commit not in COMMITS:
         checks.choice(commit, "commit", COMMITS)
     timeout = checks.seconds(timeout, "timeout", positive=True)
@@ -125,7 +125,7 @@ def request(
     terms = PublishTerms(
         workers=names,
         require=needed,
-        named=named,
+        named=required,
         wait=wait,
         commit=commit,
         timeout=timeout,
@@ -138,7 +138,7 @@ def request(
     return Request(
         terms=terms,
         replaces_latest=names is None and commit == "auto",
-        asks_for_digests=settings.verify or commit == "together" or wait == "staged",
+        needs_digest=settings.verify or commit == "together" or wait == "staged",
         precision=None if settings.dtype is None else precision_of(settings.dtype),
         encoding=settings.encoding,
         renaming=None if settings.rename is None else renaming_of(settings.rename),
@@ -147,26 +147,26 @@ def request(
 
 
 def _names(workers: Iterable[str]) -> tuple[str, ...]:
-    names = () if isinstance(workers, str) else workers  # of a string, each letter would be a name
+    names = () if isinstance(workers, str) else workers  # a string is an iterable of letters
     if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
         raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
     return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
 
 
-def _named(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
+def _required_names(require: object, workers: tuple[str, ...] | None) -> frozenset[str] | None:
     """Return the names in `require`; None if `require` is not a collection of names."""
     if isinstance(require, str | int) or not isinstance(require, Collection):
         return None
-    named = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))
-    if not 1 <= len(named) <= WORKERS_MAX:
+    names = frozenset(check_name(name, "worker") for name in cast("Collection[str]", require))
+    if not 1 <= len(names) <= WORKERS_MAX:
         raise ValueError(f"require={require!r}: give 1 to {WORKERS_MAX} names of workers")
-    others = sorted(named.difference(workers)) if workers is not None else []
+    others = sorted(names.difference(workers)) if workers is not None else []
     if others:
-        raise ValueError(f"require= names {', '.join(others)}, for whom the publish is not")
-    return named
+        raise ValueError(f"require= names {', '.join(others)}, who are not in workers=")
+    return names
 
 
-def _needed(require: object, names: tuple[str, ...] | None) -> int:
+def _required_count(require: object, names: tuple[str, ...] | None) -> int:
     number = checks.whole(
         require, 'require (of workers, or "all", or "alive", or names)', 0, WORKERS_MAX
     )
@@ -175,11 +175,11 @@ def _needed(require: object, names: tuple[str, ...] | None) -> int:
     return number
 
 
-def _expected(asked: int, *, to_all: bool) -> int:
-    """Return `expect`, checked: the least number of workers that "all" means."""
+def _expected(expect: int, *, to_all: bool) -> int:
+    """Check and return `expect`, the least number of workers that "all" means."""
     if not to_all:
         raise ValueError(
-            f"expect={asked} is for a publish to all workers: leave out workers= and require=, "
+            f"expect={expect} is for a publish to all workers: leave out workers= and require=, "
             "or leave out expect="
         )
-    return checks.whole(asked, "expect", 0, WORKERS_MAX)
+    return checks.whole(expect, "expect", 0, WORKERS_MAX)

@@ -1,7 +1,7 @@
-"""What a publisher does as one of several ranks that publish one version together.
+"""Lets a publisher serve its part of a version that several ranks publish together.
 
-Rank 0 announces the version, and names the other ranks as its sources. If a worker needs a chunk
-from rank 0 that rank 0 lacks, rank 0 gets all that it lacks from them (`Obtaining`).
+Rank 0 announces the version, and names the other ranks as its sources. If a worker requests a chunk
+that rank 0 lacks, rank 0 fetches all chunks that it lacks from the other ranks (`Obtaining`).
 """
 
 import secrets
@@ -27,11 +27,11 @@ from ...codecs.state import State, Streamed
 from ..settings import Settings
 from .shard_patches import PartBase, PatchTerms
 
-RANK = "publisher"  # the name with which rank 0 takes chunks from the other ranks
+RANK = "publisher"  # the name with which rank 0 joins the other ranks' publishers
 
 
 class PartedSource(Streamed):
-    """The base class of sources of which each rank publishes a part."""
+    """The base class of sources whose parts are each published by one rank."""
 
     def offer(
         self,
@@ -42,13 +42,13 @@ class PartedSource(Streamed):
         deadline: Deadline,
         patches: PatchTerms,
     ) -> VersionOffer:
-        """Return the offer of rank 0, once the other ranks keep their parts.
+        """Return the offer of rank 0, once the other ranks have their parts in memory.
 
         Args:
             model: The model's id.
-            state: The last result of `state`; its form may be in another precision, or renamed.
-            layout: The layout of that form.
-            chunk_bytes: Bytes of a chunk.
+            state: The last result of `state`, with the precision and names of the version.
+            layout: The layout of the version.
+            chunk_bytes: Bytes per chunk.
             deadline: The deadline of the publish.
             patches: What rank 0 knows of the workers that may receive a patch.
         """
@@ -59,20 +59,20 @@ Describe = Callable[[str, object, Settings | None], tuple[State, Layout]]
 
 
 class Parts:
-    """The parts of versions that one publisher has.
+    """The parts of versions that this rank's publisher serves.
 
     Args:
         loop: The publisher's loop.
         keys: The publisher's keys; None: it has none.
         timing: The timeouts and intervals.
-        chunk_bytes: Bytes of a chunk.
-        describe: The publisher's method that returns state and layout of weights.
+        chunk_bytes: Bytes per chunk.
+        describe: The publisher's method that returns the state and layout of weights.
         keeps: Whether the publisher stores versions in a folder.
         check: Whether each part of a patch is decoded, and compared, before it is offered.
 
     Attributes:
-        address: The address at which this publisher gives its chunks to workers.
-        bases: By model, the part of the last version, if patches may build on it.
+        address: The address at which workers fetch chunks from this publisher.
+        bases: By model, this rank's part of the last version, if patches may build on it.
         chunk_bytes, keeps, check: As given.
     """
 
@@ -90,7 +90,7 @@ class Parts:
         self.address, self.chunk_bytes = loop.address, chunk_bytes
         self.keeps, self.check = keeps, check
         self.bases: dict[str, PartBase] = {}
-        self._describe = WeakMethod(describe)  # the publisher is dropped when its user drops it
+        self._describe = WeakMethod(describe)  # weak, so that a dropped publisher is collected
         self._loop, self._timing = loop, timing
         self._keys: WorkerKeys | None = None
         if keys is not None:
@@ -100,7 +100,7 @@ class Parts:
     def describe(
         self, model: str, weights: object, settings: Settings | None
     ) -> tuple[State, Layout]:
-        """Return the state and the layout with which weights would be published.
+        """Return the state and the layout that the weights would be published with.
 
         Raises:
             StateError: The weights cannot be published, or not with these settings.
@@ -114,7 +114,7 @@ class Parts:
         return result_of(self._loop.next_key(model), deadline.left())
 
     def keep(self, offer: VersionOffer, deadline: Deadline) -> None:
-        """Keep some chunks of a version, for workers and for rank 0.
+        """Keep this rank's chunks of a version, from which workers and rank 0 fetch.
 
         Raises:
             ValueError: This publisher has published the model by itself.
@@ -122,7 +122,7 @@ class Parts:
         result_of(self._loop.keep_part(offer), deadline.left())
 
     def keep_base(self, model: str, base: PartBase | None) -> None:
-        """Keep the part of a version that the next patch may build on; None: none may."""
+        """Keep the part of a version that the next patch may build on; None: keep no part."""
         self.bases.pop(model, None)
         if base is not None:
             self.bases[model] = base
@@ -130,26 +130,26 @@ class Parts:
     def obtaining(
         self, offer: VersionOffer, memory: Memory, names: Mapping[str, str]
     ) -> Callable[[Version], None]:
-        """Return what gets the chunks that rank 0 lacks of a version; for `VersionOffer.obtain`.
+        """Return the value of `VersionOffer.obtain`: fetches the chunks that rank 0 lacks.
 
         Args:
-            offer: The version.
-            memory: Its data section.
-            names: What errors call the source at each address.
+            offer: The offer of the version.
+            memory: The data section of the version.
+            names: The name of the source at each address, for errors.
         """
         return Obtaining(self._loop, self._keys, self._timing, offer, memory, names)
 
 
 class Obtaining:
-    """Gets the chunks that rank 0 lacks from the other ranks.
+    """Fetches the chunks that rank 0 lacks from the other ranks.
 
     Args:
         loop: The publisher's loop.
-        keys: The keys with which rank 0 connects to the others.
+        keys: The keys with which rank 0 connects to the other ranks.
         timing: The timeouts and intervals.
-        offer: The version.
+        offer: The offer of the version.
         memory: The data section of the version.
-        names: What errors call the source at each address.
+        names: The name of the source at each address, for errors.
     """
 
     def __init__(
@@ -166,19 +166,19 @@ class Obtaining:
         self._version: Version | None = None
 
     def __call__(self, version: Version) -> None:
-        """Begin, in the publisher's thread."""
+        """Begin to fetch, in the publisher's thread."""
         self._version, offer, plan = version, self._offer, version.plan
-        epoch, number = offer.key or version.key  # by which the sources know the version
+        epoch, number = offer.key or version.key  # the key under which the sources have the version
         announce = replace(announcement(version), epoch=epoch, version=number)
         lacking = [(source.address, indexes_of(source, plan)) for source in offer.sources]
         hello = Hello(name=RANK, instance=secrets.token_hex(16), models={version.model: None})
         self._sources.fetch(SourceFetch(announce, lacking, self._memory, plan), hello)
 
     def _obtained(self, fetched: SourceFetched) -> None:
-        """Hand over chunks, in a thread of a source."""
+        """Pass fetched chunks to the publisher's thread; called in a thread of a source."""
         version, why = self._version, ""
         if fetched.over:
-            why = "; ".join(fetched.faults) or "chunks of its sources are lacking"
+            why = "; ".join(fetched.faults) or "chunks of its sources are missing"
             for address, name in self._names.items():
                 why = why.replace(f"the source at {address} ", f"{name} at {address} ")
         if version is not None:

@@ -1,11 +1,11 @@
-"""Which rank of a sharded trainer sends which chunk of a version.
+"""Computes which rank of a sharded trainer sends which chunk of a version.
 
-Each byte of the data section is on one rank, which follows from how the tensors are sharded. A
-chunk is sent by one rank: the one that has most of its bytes. The others give it theirs
-(`Foreign`). So workers see only whole chunks, each with its checksum.
+Each byte of the data section is on one rank, depending on how the tensors are sharded. Each chunk
+is sent by one rank: the rank that has most of its bytes. Other ranks that have bytes of the chunk
+first send them to this rank (`Foreign`). So workers see only whole chunks, each with its checksum.
 
-A patch has *blocks* (docs/DELTA.md), which other bytes than chunks make up. Each is encoded by one
-rank in the same way: by the one that sends most of its bytes.
+A patch has *blocks* (docs/DELTA.md), whose boundaries differ from those of chunks. In the same way,
+each block is encoded by one rank: the rank that sends most of its bytes.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from ...bus.chunks import ChunkPlan
 from ...bus.protocol_limits import SOURCE_RANGES_MAX
 
 Integers = NDArray[np.int64]
-Intervals = Sequence[tuple[int, int, int]]  # begin, end and index of the rank of each
+Intervals = Sequence[tuple[int, int, int]]  # begin, end and rank index of each interval
 
 
 def hash_of(text: str | bytes) -> str:
-    """Return the hash by which ranks compare what they have."""
+    """Return a hash of a text, for ranks to compare texts."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Intervals of the data section that one rank has, and another one sends.
+    """Intervals of the data section that one rank has, and another rank sends to workers.
 
     Attributes:
-        begins, ends: The first byte of each, and the one after its last; ascending.
-        has, sends: The index of the rank that has the bytes, and of the one that needs them.
+        begins, ends: The first byte of each interval, and the byte after its last; ascending.
+        has, sends: The index of the rank that has the interval, and of the rank that sends it.
     """
 
     begins: Integers
@@ -42,12 +42,12 @@ class Foreign:
     sends: Integers
 
     def between(self, has: int, sends: int) -> list[tuple[int, int]]:
-        """Return (begin, end) of the intervals that one rank gives another one."""
+        """Return (begin, end) of the intervals that rank `has` must give to rank `sends`."""
         some = (self.has == has) & (self.sends == sends)
         return list(zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True))
 
     def batches(self, nbytes: int) -> "list[Foreign]":
-        """Return the same in parts of at most about `nbytes` bytes in all."""
+        """Split the intervals into batches of about `nbytes` bytes in all."""
         sums = np.cumsum(self.ends - self.begins)
         cuts = np.searchsorted(sums, np.arange(nbytes, sums[-1] if len(sums) else 0, nbytes))
         arrays = (np.split(a, cuts) for a in (self.begins, self.ends, self.has, self.sends))
@@ -56,47 +56,47 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the chunks of a version are, or the blocks of a patch.
+    """Which rank sends each chunk of a version, or encodes each block of a patch.
 
     Attributes:
-        owners: For each chunk, the index of the rank that sends it; or of the one that encodes it.
-        foreign: The bytes that change ranks before that.
+        owners: For each chunk (or block), the index of the rank that sends (or encodes) it.
+        foreign: The bytes that other ranks first give to the owners.
     """
 
     owners: Integers
     foreign: Foreign
 
     def hash(self) -> str:
-        """Return a hash that is another if anything of this is."""
+        """Return a hash of the whole placement, for ranks to compare placements."""
         foreign = self.foreign
         parts = self.owners, foreign.begins, foreign.ends, foreign.has, foreign.sends
         return hash_of(b"".join(part.tobytes() for part in parts))
 
     def of(self, rank: int) -> list[int]:
-        """Return the chunks (or blocks) of a rank."""
+        """Return the indexes of the chunks (or blocks) of a rank."""
         return np.flatnonzero(self.owners == rank).tolist()
 
     def ranges(self, rank: int) -> list[int]:
-        """Return first and count of each range of chunks that a rank sends, in turn."""
-        here = np.flatnonzero(np.diff(np.concatenate(([0], self.owners == rank, [0]))))
-        first, last = here[::2], here[1::2]
-        return np.stack((first, last - first), 1).ravel().tolist()
+        """Return first, count, first, count, ... of the ranges of chunks that a rank sends."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.owners == rank, [0]))))
+        first, end = edges[::2], edges[1::2]
+        return np.stack((first, end - first), 1).ravel().tolist()
 
 
 def uncovered(intervals: Intervals, begin: int, end: int) -> str:
-    """Return what is wrong with the intervals of a tensor, from `begin` to `end`; empty: nothing.
+    """Return a text if the intervals overlap, leave a gap, or end too late; else an empty text.
 
     Args:
-        intervals: Begin, end and index of the rank; in any order.
-        begin, end: The first byte of the tensor, and the one after its last.
+        intervals: The intervals of a tensor, in any order.
+        begin, end: The first byte of the tensor, and the byte after its last.
     """
     at, before = begin, -1
-    for first, last, rank in sorted(intervals):
+    for first, after, rank in sorted(intervals):
         if first < at:
             return f"its bytes from {first - begin} on are on ranks {before} and {rank}"
         if first > at:
             break
-        at, before = last, rank
+        at, before = after, rank
     if at < end:
         return f"its bytes from {at - begin} on are on no rank"
     return f"rank {before} has {at - end} bytes beyond it" if at > end else ""
@@ -108,12 +108,12 @@ def placement_of(
     """Return the placement of a version's chunks.
 
     Args:
-        intervals: Begin, end and index of the rank for each part of the data section, which they
-            cover without gap or overlap; in any order.
+        intervals: Which rank has which part of the data section; in any order. They cover the
+            section without gap or overlap.
         plan: The chunks.
         ranks: How many ranks there are.
-        ranges_max: The most ranges of chunks that all ranks have together. If there are more,
-            neighbours are sent by one rank.
+        ranges_max: The most ranges of chunks that all ranks may have together. If there were more,
+            groups of neighbouring chunks get the same rank.
     """
     begins = np.arange(plan.count, dtype=np.int64) * plan.chunk_bytes
     return _placement(intervals, begins, plan.nbytes, ranks, ranges_max)
@@ -139,10 +139,10 @@ def placement_of_blocks(
 def _placement(
     intervals: Intervals, starts: Integers, nbytes: int, ranks: int, ranges_max: int
 ) -> Placement:
-    """Return the placement of the units (chunks, blocks) that start at these bytes."""
+    """Return the placement of the units (chunks or blocks) that begin at the bytes `starts`."""
     table = np.array(sorted(i for i in intervals if i[0] < i[1]), np.int64).reshape(-1, 3)
     begins, ends, has = table.T
-    # Cut the intervals where units begin.
+    # Cut the intervals where units begin: each piece is `which` interval's part of a `unit`.
     first = np.searchsorted(starts, begins, "right") - 1
     counts = np.searchsorted(starts, ends - 1, "right") - first
     which = np.repeat(np.arange(len(table)), counts)

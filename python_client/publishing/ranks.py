@@ -1,26 +1,27 @@
-"""The ranks of a process group: they agree on each gather, and move tensors to rank 0.
+"""Lets the ranks of a process group agree on each publish, and exchange bytes with deadlines.
 
-Theory of operation: a collective call that one rank does not make leaves the others waiting, and
-breaks the group. So the ranks first meet in the group's store, which only rank 0 and the rank in
-question take part in, key by key, each with a deadline:
+Theory of operation: if one rank does not make a collective call, the other ranks wait in it, and
+the group breaks. So the ranks first agree through the keys of the group's store. Rank 0 opens a
+*round*; each call of the store has a deadline, and involves only one rank and the store:
 
     key        written by           value
     rounds     rank 0               how many rounds there were; the last one may be open
     N/plan     rank 0               the names, dtypes, shapes and shards of its model
-    N/RANK     each other rank      the round of its connections (0: none), and what differs or has
-                                    failed, if anything
-    N/verdict  the first to decide  "go" and the round of everyone's connections (0: make new ones);
-                                    or why there is no gather
-    N/end      the first to fail    why the gather was not completed
-    text/HASH  rank 0               a text that several rounds have in common, by its hash
+    N/RANK     each other rank      the round in which its connections were made (0: none), and what
+                                    differs or has failed, if anything
+    N/verdict  the first to decide  "go" and the round in which all ranks made their connections (0:
+                                    make new ones); or why nothing is published
+    N/end      the first to fail    why the round failed after the verdict
+    N/outcome  rank 0               "go" if it has published, else why not
+    text/HASH  rank 0               a text that several rounds use, by its hash
 
-The verdict is decided once, by `compare_set`: by rank 0 when all have answered, or by any rank
+The verdict is set once, by `compare_set`: by rank 0 when all ranks have answered, or by any rank
 whose deadline passes before. A round with a verdict is closed: a rank that comes later waits for
-the next one. So after an error all ranks may simply try again.
+the next round. So after an error, all ranks may simply try again.
 
-Then each rank connects to the others by a gloo group of its own, which the next rounds use again.
-A failure breaks that group, and none of the user's: the next round makes a new one. Only tensors
-that torch itself must gather, as those on GPUs, go through the groups of their mesh.
+Then each rank connects to the others in a separate gloo group, which later rounds reuse. A failure
+breaks only this group, no group of the user's, and the next round makes a new one. Only tensors
+that torch itself must gather, such as those on GPUs, go through the groups of their mesh.
 """
 
 import contextlib
@@ -54,8 +55,8 @@ from .placement import hash_of
 T = TypeVar("T")
 
 GO = "go"
-LOOK_SECONDS = 0.5  # seconds between two looks at the verdict: the store tells of one key at a time
-MARGIN_SECONDS = 2.0  # seconds for rank 0 to say first who is late, since it alone knows that
+CHECK_SECONDS = 0.5  # seconds between two checks of the verdict: the store waits for only one key
+MARGIN_SECONDS = 2.0  # how much longer other ranks wait: only rank 0 knows which rank is late
 ROUNDS_KEPT = 8  # rounds whose keys stay in the store
 FAULTS_SHOWN = 4  # ranks that an error names
 ANSWER_SECONDS = 3.0  # seconds after a deadline for the store to answer
@@ -63,8 +64,8 @@ SILENT = (
     "rank 0 does not answer: the process that has the store of torch.distributed is stopped, or "
     "its host is not reached"
 )
-FIRST_BYTES = 4096  # of the first message of `Round.tell`, which is the only one of a short text
-TEXTS_KEPT = 8  # texts that rounds may have in common
+FIRST_BYTES = 4096  # size of the first message of `Round.send_bytes`; longer data needs a second
+TEXTS_KEPT = 8  # shared texts that stay in the store
 
 KINDS: dict[str, type[WeightBusError]] = {
     "state": StateError,
@@ -74,20 +75,20 @@ KINDS: dict[str, type[WeightBusError]] = {
 
 
 def own_host(master: str, port: int) -> str:
-    """Return the address of this host's interface that reaches the group's store.
+    """Return the address of this host's interface from which it reaches the group's store.
 
-    On the store's own host, /etc/hosts may have its name as 127.0.0.1: then return the name, by
+    On the store's own host, /etc/hosts may map its name to 127.0.0.1: then return the name, with
     which other nodes reach it.
 
     Raises:
-        AddressError: There is no way to the store.
+        AddressError: No interface reaches the store.
     """
     try:
         found = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)
-        # A socket at all addresses of a host has its IPv4 ones; the IPv6 ones it may lack.
-        family, kind, proto, _, there = min(found, key=lambda each: each[0] != socket.AF_INET)
+        # Prefer IPv4: a socket bound to all addresses may not include those of IPv6.
+        family, kind, proto, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         with socket.socket(family, kind, proto) as probe:
-            probe.connect(there)  # sends nothing
+            probe.connect(address)  # a datagram socket: sends nothing
             host = str(probe.getsockname()[0])
     except OSError as error:
         raise AddressError(
@@ -104,14 +105,14 @@ class StoreSilentError(RuntimeError):
 
 
 class _Caller:
-    """Makes calls of the store in a thread.
+    """Makes calls of the store in a thread, so that they can time out.
 
-    A call waits for the answer without end: also while the process that has the store is stopped.
+    The call itself waits for an answer forever, even if the process that has the store is stopped.
     """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._free = threading.Lock()  # held by a call until its answer comes
+        self._free = threading.Lock()  # held by a call until its answer arrives
         self._stuck = False  # whether the last call had no answer in time
         threading.Thread(
             target=_make, args=(self._calls,), name="weightbus-store", daemon=True
@@ -119,15 +120,15 @@ class _Caller:
         weakref.finalize(self, self._calls.put, None)
 
     def try_again(self) -> None:
-        """Wait for an earlier call, which had no answer in time: the process may be back."""
+        """Let the next call wait for an unanswered earlier one: the process may be back."""
         self._stuck = False
 
     def later(self, call: Callable[[], object]) -> None:
-        """Make a call before the next one; an error has no effect."""
+        """Queue a call, and do not wait for it. An error in it is ignored."""
         self._calls.put(partial(_quietly, call))
 
     def __call__(self, call: Callable[[], T], seconds: float) -> T:
-        """Return what a call returns.
+        """Make a call and return its result.
 
         Raises:
             StoreSilentError: There is no answer in time.
@@ -163,7 +164,7 @@ def _make(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
 
 
 class _PatientStore:
-    """The store of the ranks; its calls end soon after a deadline.
+    """The store of the ranks, with methods that end soon after a deadline.
 
     Args:
         store: The store.
@@ -189,19 +190,19 @@ def store_errors() -> Generator[None]:
         raise DeadlineError(str(error)) from None
     except RuntimeError as error:  # stores raise several kinds
         raise WeightBusError(
-            f"the store of torch.distributed is lost, perhaps since rank 0 has ended: {error}"
+            f"the store of torch.distributed is lost, perhaps because rank 0 has ended: {error}"
         ) from error
 
 
 @dataclass
-class _Kept:
-    """What ranks keep from one round to the next.
+class _GroupState:
+    """The state that a rank keeps from one round to the next.
 
     Attributes:
         number: The round in which the connections were made; 0: there are none.
         connections: The gloo group.
         caller: Makes calls of the store.
-        texts: Texts that are in the store, by hash; the last one used is last.
+        texts: Texts that are in the store, by hash, in the order of their last use.
     """
 
     number: int = 0
@@ -210,8 +211,8 @@ class _Kept:
     texts: dict[str, str] = field(default_factory=dict[str, str])
 
 
-# By process group, so that it ends with the group, whose store it holds; and by key of the ranks.
-_KEPT: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Kept]] = WeakKeyDictionary()
+# By process group, so that the state is freed with the group; and by the key of the ranks.
+_STATES: WeakKeyDictionary[dist.ProcessGroup, dict[str, _GroupState]] = WeakKeyDictionary()
 
 
 class Ranks:
@@ -222,37 +223,37 @@ class Ranks:
 
     Attributes:
         rank: The index of this rank in the group. Rank 0 publishes.
-        members: The global rank of each.
+        members: The global rank of each rank of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.rank, self.members = dist.get_rank(group), dist.get_process_group_ranks(group)
         if self.rank < 0:
             raise ValueError("this rank is not in the group whose ranks publish together")
-        self._until = _deadline(0.0)  # of the call
+        self._until = _deadline(0.0)  # the deadline of the present call
         self._key = hashlib.sha256(json.dumps(self.members).encode()).hexdigest()[:16]
 
     @property
     def store(self) -> Any:
-        """The store, with calls that end; not kept, as `own_store`."""
-        return _PatientStore(self.own_store, self.kept.caller, self._until)
+        """The store, with methods that time out; made anew like `own_store`."""
+        return _PatientStore(self.own_store, self.state.caller, self._until)
 
     @property
     def own_store(self) -> PrefixStore:
-        """The store; not kept, since it would outlive the process group, and hold its port."""
+        """The store; not an attribute, which would outlive the process group and hold its port."""
         store = distributed_c10d._get_default_store()  # noqa: SLF001  # pyright: ignore
         return PrefixStore(f"weightbus/gather/{self._key}", store)
 
     @property
-    def kept(self) -> _Kept:
-        """What is kept between rounds; not here, since it holds the store."""
+    def state(self) -> _GroupState:
+        """The state between rounds; not an attribute, since it refers to the store."""
         world = distributed_c10d._get_default_group()  # noqa: SLF001  # pyright: ignore
-        return _KEPT.setdefault(world, {}).setdefault(self._key, _Kept())
+        return _STATES.setdefault(world, {}).setdefault(self._key, _GroupState())
 
     @store_errors()
     def share(self, text: str) -> str:
-        """Put a text where other ranks can read it with `shared`, on rank 0; return its hash."""
-        key, texts = hash_of(text), self.kept.texts
+        """Put a text into the store, on rank 0; return its hash, with which other ranks read it."""
+        key, texts = hash_of(text), self.state.texts
         if key not in texts:
             self.store.set(f"text/{key}", text)
             while len(texts) >= TEXTS_KEPT:
@@ -261,9 +262,9 @@ class Ranks:
         texts[key] = texts.pop(key, text)
         return key
 
-    def shared(self, key: str) -> str:
-        """Return the text with a hash, on another rank, while a round is open that names it."""
-        texts = self.kept.texts
+    def read_shared(self, key: str) -> str:
+        """Return the text with this hash, on another rank, in the round whose plan has the hash."""
+        texts = self.state.texts
         found = texts.pop(key, None)
         texts[key] = self._get(f"text/{key}") if found is None else found
         while len(texts) > TEXTS_KEPT:
@@ -275,32 +276,33 @@ class Ranks:
         """Open a round on rank 0, and return it once all ranks have joined.
 
         Args:
-            plan: What rank 0 will gather.
-            timeout: Seconds for all ranks to join, and again for the gather.
-            fault: Why rank 0 will not gather, as the text of a verdict: the others are to hear it.
+            plan: The plan of rank 0, with which the other ranks compare their model.
+            timeout: Seconds for all ranks to join, and again for the exchange.
+            fault: Why rank 0 will not publish, as a verdict for the other ranks; empty: it will.
 
         Raises:
             StateError: The models differ, or one cannot be published.
             DeadlineError: A rank has not joined in time.
+            WeightBusError: The store is lost, or the ranks cannot connect.
         """
-        until, kept = _deadline(timeout), self.kept
+        until, state = _deadline(timeout), self.state
         self._until = until
-        kept.caller.try_again()
+        state.caller.try_again()
         others, own = range(1, len(self.members)), self.own_store
 
-        def opens() -> int:
+        def open_round() -> int:
             number = own.add("rounds", 1)
             own.set(f"{number}/plan", plan)
             return number
 
-        def clears() -> None:
+        def delete_old() -> None:
             for key in ("plan", *map(str, others), "verdict", "end", "outcome"):
                 own.delete_key(f"{number - ROUNDS_KEPT}/{key}")
 
-        number = self._ask(opens)
-        kept.caller.later(clears)  # what not even a rank that was stopped reads any more
-        came = {r: self._read(f"{number}/{r}", number, until) for r in others}
-        answers = {r: text.partition(" ") for r, text in came.items() if text is not None}
+        number = self._call_store(open_round)
+        state.caller.later(delete_old)  # not even a rank that was stopped reads these keys now
+        texts = {r: self._read(f"{number}/{r}", number, until) for r in others}
+        answers = {r: text.partition(" ") for r, text in texts.items() if text is not None}
         faults = [f"rank {r}: {text}" for r, (_, _, text) in answers.items() if text]
         if fault:
             verdict = fault
@@ -309,86 +311,86 @@ class Ranks:
             faults[FAULTS_SHOWN:] = [f"and {more} more ranks"] if more > 0 else []
             verdict = "state the ranks do not agree, so nothing was gathered:\n" + "\n".join(faults)
         elif len(answers) < len(others):
-            verdict = self._late([r for r in others if r not in answers], timeout)
+            verdict = self._late_verdict([r for r in others if r not in answers], timeout)
         else:
-            same = all(int(theirs) == kept.number for theirs, *_ in answers.values())
-            verdict = f"{GO} {kept.number if same else 0}"
+            same = all(int(theirs) == state.number for theirs, *_ in answers.values())
+            verdict = f"{GO} {state.number if same else 0}"
         verdict = self._decide(number, verdict)
-        return self._entered(number, verdict, timeout, plan)
+        return self._enter(number, verdict, timeout, plan)
 
     @store_errors()
     def follow(self, answer: Callable[[str], str], timeout: float) -> "Round":
         """Join the round that rank 0 opens, on another rank; return it once all have joined.
 
         Args:
-            answer: Returns what differs from rank 0's plan; empty: nothing.
-            timeout: Seconds for all ranks to join, and again for the gather.
+            answer: Returns how this rank differs from rank 0's plan; empty: it does not.
+            timeout: Seconds for all ranks to join, and again for the exchange.
 
         Raises:
-            StateError, DeadlineError: As in `lead`.
+            StateError, DeadlineError, WeightBusError: As in `lead`.
         """
         until = self._until = _deadline(timeout)
-        self.kept.caller.try_again()
-        number, plan = self._opened(until)
+        self.state.caller.try_again()
+        number, plan = self._wait_for_round(until)
         if plan is None:
-            raise DeadlineError(self._late([0], timeout).partition(" ")[2])
-        answered = f"{self.kept.number} {answer(plan)}"
-        self._ask(partial(self.own_store.set, f"{number}/{self.rank}", answered))
+            raise DeadlineError(self._late_verdict([0], timeout).partition(" ")[2])
+        text = f"{self.state.number} {answer(plan)}"
+        self._call_store(partial(self.own_store.set, f"{number}/{self.rank}", text))
         verdict = self._read(f"{number}/verdict", number, until)
         if verdict is None:
             others = range(1, len(self.members))
             missing = [r for r in others if not self.store.check([f"{number}/{r}"])]
-            verdict = self._decide(number, self._late(missing or [0], timeout))
-        return self._entered(number, verdict, timeout + MARGIN_SECONDS, plan)
+            verdict = self._decide(number, self._late_verdict(missing or [0], timeout))
+        return self._enter(number, verdict, timeout + MARGIN_SECONDS, plan)
 
-    def _late(self, missing: list[int], timeout: float) -> str:
-        """Return the verdict of a rank that has waited for others."""
+    def _late_verdict(self, missing: list[int], timeout: float) -> str:
+        """Return the verdict of a rank that has waited too long for the missing ranks."""
         shown = ", ".join(map(str, missing[:FAULTS_SHOWN])) + ", ..." * (
             len(missing) > FAULTS_SHOWN
         )
         return (
             f"late rank {shown} did not make this call in the {timeout:g} s that rank {self.rank} "
-            "has waited: every rank of the group publishes what gather() or sharded() returned"
+            "has waited: every rank of the group must publish the result of gather() or sharded()"
         )
 
-    def _opened(self, until: Deadline) -> tuple[int, str | None]:
-        """Return the number and the plan of the open round; no plan: none was opened in time."""
+    def _wait_for_round(self, until: Deadline) -> tuple[int, str | None]:
+        """Wait until a round is open; return its number and plan; no plan: not opened in time."""
         own, plan, number = self.own_store, None, 0
 
-        def finds() -> int:
+        def find_open() -> int:
             last = own.add("rounds", 0)
             return last + (not last or own.check([f"{last}/verdict"]))
 
         while plan is None and until.left():
-            number = self._ask(finds)
+            number = self._call_store(find_open)
             plan = self._read(f"{number}/plan", number, until)
         return number, plan
 
-    def _entered(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
-        connected, kept = self._check(verdict), self.kept
-        connections = kept.connections if connected and kept.number == connected else None
-        # What a failure breaks is not used again.
-        kept.number, kept.connections = 0, None
+    def _enter(self, number: int, verdict: str, timeout: float, plan: str) -> "Round":
+        connected, state = self._check(verdict), self.state
+        connections = state.connections if connected and state.number == connected else None
+        # Only a round that succeeds puts the connections back: a failure breaks them.
+        state.number, state.connections = 0, None
         return Round(self, number, _deadline(timeout), plan, connected, connections)
 
-    def _ask(self, call: Callable[[], T]) -> T:
-        """Return what calls of the store return, some at a time: each `_ask` takes a while."""
-        return self.kept.caller(call, self._until.left() + ANSWER_SECONDS)
+    def _call_store(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, which makes several calls of the store in one turn."""
+        return self.state.caller(call, self._until.left() + ANSWER_SECONDS)
 
     def _read(self, key: str, number: int, until: Deadline) -> str | None:
         """Wait for a key of a round; return None after the deadline, or if the round is closed."""
         own, seconds = self.own_store, 0.0
 
-        def waits() -> str:
+        def wait_and_get() -> str:
             own.wait([key], timedelta(milliseconds=math.ceil(1000 * seconds)))
             return own.get(key).decode()
 
         while left := until.left():
-            seconds, begun = min(LOOK_SECONDS, left), time.monotonic()
+            seconds, started = min(CHECK_SECONDS, left), time.monotonic()
             try:
-                return self._ask(waits)
+                return self._call_store(wait_and_get)
             except RuntimeError:
-                if time.monotonic() - begun < seconds / 2:  # not late, but lost
+                if time.monotonic() - started < seconds / 2:  # no timeout: the store is lost
                     raise
             if self.store.check([f"{number}/verdict"]):
                 break
@@ -398,65 +400,63 @@ class Ranks:
         return str(self.store.get(key), "utf-8")
 
     def _decide(self, number: int, verdict: str) -> str:
-        """Return the verdict of a round: this one, unless there is one."""
+        """Set the verdict of a round unless it has one; return the verdict that it has."""
         return str(self.store.compare_set(f"{number}/verdict", "", verdict), "utf-8")
 
-    def ended(self, number: int, why: str) -> str:
-        """Return why a gather has failed, as the first rank wrote that failed; else `why`."""
+    def record_failure(self, number: int, why: str) -> str:
+        """Write why a round has failed, unless another rank did; return the text that is there."""
         try:
             return str(self.store.compare_set(f"{number}/end", "", why), "utf-8")
         except RuntimeError:  # the process that has the store is gone, too
             return why
 
     @store_errors()
-    def conclude(self, number: int, fault: str) -> None:
-        """Set the result of a round's publish, on rank 0; `fault` has the form of a verdict."""
+    def set_outcome(self, number: int, fault: str) -> None:
+        """Set a round's outcome, on rank 0: why it did not publish, as a verdict; empty: it did."""
         self.store.set(f"{number}/outcome", fault or GO)
 
     @store_errors()
-    def outcome(self, number: int, deadline: Deadline) -> None:
-        """Wait for the result of a round's publish, on another rank.
+    def wait_for_outcome(self, number: int, deadline: Deadline) -> None:
+        """Wait for the outcome of a round's publish, on another rank.
 
         Raises:
-            DeadlineError: There is none in time.
-            WeightBusError: Rank 0 has not published, or has ended.
+            DeadlineError, StateError, WeightBusError: Rank 0 has not published (in time).
         """
         key, self._until = f"{number}/outcome", deadline
         try:
             self.store.wait([key], timedelta(milliseconds=math.ceil(1000 * deadline.left())))
         except RuntimeError:
-            deadline.check()  # else it is not late, but lost
+            deadline.check()  # if this does not raise, the store is lost
             raise
         self._check(self._get(key))
 
     @staticmethod
     def _check(verdict: str) -> int:
-        """Return the round of the connections in a verdict, or raise the error that it names."""
+        """Return the round of the connections that a verdict names, or raise its error."""
         kind, _, text = verdict.partition(" ")
         if kind != GO:
             raise KINDS[kind](text)
         return int(text or 0)
 
-    def wait_for_end(self, number: int) -> None:
-        """Give rank 0 time to write why it has closed its connections; it may be gone."""
+    def wait_for_failure(self, number: int) -> None:
+        """Wait a moment for rank 0, unless it is gone, to write why it closed its connections."""
         with contextlib.suppress(RuntimeError):
             self.store.wait([f"{number}/end"], timedelta(seconds=MARGIN_SECONDS))
 
 
 class Round:
-    """One gather that all ranks have joined. Use it in a `with` statement.
+    """One exchange of bytes, which all ranks have joined. Use it in a `with` statement.
 
     Args:
         ranks: The ranks.
         number: The number of the round.
         until: The deadline.
-        plan: What rank 0 gathers.
+        plan: The plan of rank 0.
         connected: The round in which `connections` were made.
         connections: The gloo group of an earlier round; None: the ranks connect now.
 
     Attributes:
-        plan: What rank 0 gathers.
-        number: The number of the round.
+        plan, number: As given.
 
     Raises:
         WeightBusError: The ranks cannot connect to each other.
@@ -472,23 +472,23 @@ class Round:
         connections: Any,
     ) -> None:
         self.plan, self.number = plan, number
-        self._ranks, self._number, self._until = ranks, number, until
+        self._ranks, self._until = ranks, until
         self._connected, self._group = connected, connections
         if connections is None:
             self._connected = number
             self._group = self._connect()
 
     def _connect(self) -> Any:
-        ranks, number, until = self._ranks, self._number, self._until
+        ranks, number, until = self._ranks, self.number, self._until
         size, seconds = len(ranks.members), timedelta(seconds=max(1.0, until.left()))
         store = PrefixStore(f"{number}/addresses", ranks.own_store)
         about = store, ranks.rank, size, seconds
         try:
-            connections: Any = ranks.kept.caller(
+            connections: Any = ranks.state.caller(
                 partial(dist.ProcessGroupGloo, *about), seconds.total_seconds() + ANSWER_SECONDS
             )
         except RuntimeError as error:
-            raise self._failed(f"failed the ranks could not connect: {error}") from error
+            raise self._failure(f"failed the ranks could not connect: {error}") from error
         return connections
 
     def __enter__(self) -> "Round":
@@ -497,17 +497,17 @@ class Round:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             kind = "state" if isinstance(error, StateError) else "failed"
-            self._ranks.ended(self._number, f"{kind} rank {self._ranks.rank}: {error}")
+            self._ranks.record_failure(self.number, f"{kind} rank {self._ranks.rank}: {error}")
         else:
-            kept = self._ranks.kept
-            kept.number, kept.connections = self._connected, self._group
-        self._group = None  # after a failure, closes the connections: no rank waits for this one
-        if self._connected == self._number:
+            state = self._ranks.state
+            state.number, state.connections = self._connected, self._group
+        self._group = None  # after a failure, this closes the connections, so that no rank waits
+        if self._connected == self.number:
             with contextlib.suppress(RuntimeError):  # gloo leaves its addresses in the store
-                self._ranks.store.delete_key(f"{self._number}/addresses/0/{self._ranks.rank}")
+                self._ranks.store.delete_key(f"{self.number}/addresses/0/{self._ranks.rank}")
 
     def left(self) -> float:
-        """Return the seconds that are left for the round."""
+        """Return the seconds until the deadline of the round."""
         return self._until.left()
 
     def send(self, data: torch.Tensor, what: str) -> None:
@@ -515,25 +515,25 @@ class Round:
         self._move("send", 0, data, what, self._until.left())
 
     def receive(self, into: torch.Tensor, member: int, what: str, left: float) -> None:
-        """Receive the bytes of a contiguous tensor from a member of the group, given global rank.
+        """Receive the bytes of a contiguous tensor from another rank.
 
         Args:
             into: The tensor.
-            member: The global rank.
+            member: The global rank that sends.
             what: The name of the tensor, for errors.
-            left: The seconds that are left.
+            left: Seconds to wait.
         """
         rank = self._ranks.members.index(member)
         self._move("recv", rank, into, what, min(left, self._until.left()))
 
     def end(self, what: str, left: float = math.inf) -> None:
-        """Return on rank 0 once every rank has called this, on others at once."""
+        """Return on rank 0 once every rank has called this, on other ranks at once."""
         word, left = torch.zeros(1, dtype=torch.uint8), min(left, self._until.left())
         others = range(1, len(self._ranks.members)) if self._ranks.rank == 0 else [0]
         for other in others:
             self._move("send" if self._ranks.rank else "recv", other, word, what, left)
 
-    def meet(self, what: str, left: float = math.inf) -> None:
+    def barrier(self, what: str, left: float = math.inf) -> None:
         """Return once every rank has called this. `what` is for errors."""
         word, left = torch.zeros(1, dtype=torch.uint8), min(left, self._until.left())
         others = range(1, len(self._ranks.members)) if self._ranks.rank == 0 else [0]
@@ -548,13 +548,13 @@ class Round:
         what: str,
         left: float = math.inf,
     ) -> None:
-        """Send bytes to other ranks, and receive bytes from others, all at once.
+        """Send bytes to other ranks and receive bytes from other ranks, all at the same time.
 
         Args:
             out: The bytes to send, by index of the rank.
             into: Memory for what arrives, by index of the rank.
             what: What is exchanged, for errors.
-            left: The seconds that are left.
+            left: Seconds to wait.
 
         Raises:
             DeadlineError, WeightBusError: As in `_move`.
@@ -570,16 +570,16 @@ class Round:
         finally:
             works.clear()  # as in `_wait`
 
-    def tell(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
-        """Send bytes of any number to another rank, which calls `hear`."""
+    def send_bytes(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
+        """Send any number of bytes to another rank, which calls `receive_bytes`."""
         framed = len(data).to_bytes(8, "little") + data
         for part in (framed[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"), framed[FIRST_BYTES:]):
             if part:
                 flat = torch.frombuffer(bytearray(part), dtype=torch.uint8)
                 self._move("send", other, flat, what, min(left, self._until.left()))
 
-    def hear(self, other: int, what: str, left: float = math.inf) -> bytes:
-        """Receive bytes from another rank, which calls `tell`."""
+    def receive_bytes(self, other: int, what: str, left: float = math.inf) -> bytes:
+        """Receive bytes from another rank, which calls `send_bytes`."""
         flat = torch.empty(FIRST_BYTES, dtype=torch.uint8)
         self._move("recv", other, flat, what, min(left, self._until.left()))
         first = flat.numpy().tobytes()
@@ -589,27 +589,27 @@ class Round:
             self._move("recv", other, rest, what, min(left, self._until.left()))
         return (first + rest.numpy().tobytes())[8:size]
 
-    def together(
+    def collective(
         self, call: Callable[[], torch.Tensor], what: str, left: float = math.inf
     ) -> torch.Tensor:
-        """Return what a collective call of torch returns, which all ranks begin together.
+        """Make a collective call of torch on all ranks at the same time; return its result.
 
         Raises:
             DeadlineError, WeightBusError: As in `_move`; or the call has failed, so that the
                 process group of the tensor's mesh cannot be used any more.
         """
-        self.meet(what, left)
+        self.barrier(what, left)
         try:
             return call()
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-        raise self._failed(f"failed torch could not gather {what} on all ranks: {why}")
+        raise self._failure(f"failed torch could not gather {what} on all ranks: {why}")
 
     def _move(self, call: str, other: int, data: torch.Tensor, what: str, left: float) -> None:
         """Send to or receive from another rank.
 
         Raises:
-            DeadlineError: The other rank was not there in time.
+            DeadlineError: The other rank did not take part in time.
             WeightBusError: The other rank has ended, or a rank has failed.
         """
         self._wait([self._start(call, other, data, what)], other, what, left)
@@ -619,30 +619,30 @@ class Round:
         flat = data.reshape(-1).view(torch.uint8)
         with contextlib.suppress(RuntimeError):
             return getattr(self._group, call)([flat], other, 0)
-        raise self._failed(f"failed rank {other} has ended, or its connection is lost, at {what}")
+        raise self._failure(f"failed rank {other} has ended, or its connection is lost, at {what}")
 
     def _wait(self, works: list[Any], other: int, what: str, left: float) -> None:
-        """Wait for the end of sending or receiving; errors are those of `_move`.
+        """Wait until bytes are sent or received; raise the errors of `_move`.
 
-        An unfinished work keeps the connections open, and other ranks waiting. So it is in a list,
-        from which this takes it: no frame of the error's traceback has it then.
+        A reference to an unfinished work keeps the connections open, and other ranks waiting. So
+        this method pops the work from a list: no frame in the error's traceback refers to it.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             works.pop().wait(timedelta(milliseconds=math.ceil(1000 * max(left, 0.001))))
         except RuntimeError:
-            pass  # what it names would keep the group, too
+            pass  # not chained to the error below, since its traceback refers to the group, too
         else:
             return
-        if time.monotonic() - begun >= left:
-            raise self._failed(f"late rank {other} did not take part in time, at {what}")
-        raise self._failed(f"failed rank {other} has ended, or its connection is lost, at {what}")
+        if time.monotonic() - started >= left:
+            raise self._failure(f"late rank {other} did not take part in time, at {what}")
+        raise self._failure(f"failed rank {other} has ended, or its connection is lost, at {what}")
 
-    def _failed(self, why: str) -> "WeightBusError":
-        """Return the error for a failure, whose cause may be another rank's."""
+    def _failure(self, why: str) -> "WeightBusError":
+        """Return the error of a failed round: the failure that a rank recorded first, or `why`."""
         if self._ranks.rank:
-            self._ranks.wait_for_end(self._number)
-        kind, _, text = self._ranks.ended(self._number, why).partition(" ")
+            self._ranks.wait_for_failure(self.number)
+        kind, _, text = self._ranks.record_failure(self.number, why).partition(" ")
         return KINDS[kind](text)
 
 

@@ -1,10 +1,10 @@
-"""`sharded`: the source for a publish in which every rank sends its own shards of a model.
+"""Publishes a sharded model from all ranks at once: every rank sends its own shards (`sharded`).
 
-No rank has the whole model. Each writes its shards into memory for the version, gives other ranks
-the bytes of chunks that these send (`placement.py`), and computes the checksums of its chunks. Rank
-0 collects the checksums, announces the version, and names the other ranks as its sources. Workers
-then fetch from all ranks at once. A worker that takes patches may get one from rank 0 instead, of
-which each rank has encoded its blocks (`shard_patches.py`).
+No rank has the whole model. Each rank writes its shards into memory for the version, and sends
+other ranks the bytes that belong to their chunks (`placement.py`). It then computes the checksums
+of its own chunks. Rank 0 collects the checksums, announces the version, and names the other ranks
+as its sources. Workers then fetch from all ranks at once. A worker that accepts patches may get a
+patch from rank 0 instead, for which each rank has encoded its blocks (`shard_patches.py`).
 """
 
 import contextlib
@@ -62,46 +62,46 @@ def sharded(
 ) -> "Sharded":
     """Return a source that publishes a sharded model from all ranks at once.
 
-    Every rank has a Publisher, and runs the same line, as often as it likes:
+    Every rank has a Publisher, and runs the same line, as often as needed:
 
         weightbus.sharded(model).publish(publisher, "policy")
 
-    Workers connect to rank 0, and take each chunk from the rank that has it, over as many links as
-    there are ranks. A worker that does not do that gets the version from rank 0, which then takes
-    the other ranks' chunks. In contrast to `gather`, no rank needs memory for the whole model,
-    beyond its own part of the version. With `Settings(encoding="delta")` or `"auto"`, on every
-    rank, workers that take patches get one on the version before, of which each rank has encoded
+    Workers connect to rank 0, and fetch each chunk from the rank that has it, over as many links as
+    there are ranks. A worker that cannot do so gets the version from rank 0, which then fetches the
+    other ranks' chunks. In contrast to `gather`, no rank needs memory for the whole model, only for
+    its own part of the version. With `Settings(encoding="delta")` or `"auto"`, on every rank,
+    workers that accept patches get a patch on the version before, of which each rank has encoded
     its own part.
 
     Args:
         model: As in `gather`: a module that is sharded by `fully_shard`,
             `FullyShardedDataParallel` or tensor parallelism, or a mapping of names to tensors, each
-            of which may be a `DTensor`. Tensors that are on every rank are sent by one of them,
-            plain ones by rank 0.
-        timeout: Seconds for all ranks to make the call, and again to exchange what they must. On
-            rank 0 the timeout of the publish applies, too.
-        group: The process group; None: all ranks. Without one, the model is published as it is.
-        advertise: The address at which workers reach this rank's publisher. None: that of the
-            publisher; if it stands for all of this host's, the one from which this host reaches the
-            host of the store of torch.distributed (MASTER_ADDR).
+            of which may be a `DTensor`. A `DTensor` that is replicated is sent by one rank, a plain
+            tensor by rank 0.
+        timeout: Seconds for all ranks to make the call, and again for the exchange between ranks.
+            On rank 0 the timeout of the publish applies, too.
+        group: The process group; None: all ranks. Without torch.distributed: this process alone.
+        advertise: The address at which workers reach this rank's publisher. None: the publisher's
+            address; if it means all addresses of this host (such as 0.0.0.0), the one from which
+            this host reaches the host of the store of torch.distributed (MASTER_ADDR).
 
     Raises:
         ValueError: `timeout` is invalid, or this rank is not in the group.
     """
     seconds = checks.seconds(timeout, "timeout", positive=True)
-    is_there = dist.is_available() and dist.is_initialized()
-    ranks = Ranks(group) if is_there and dist.get_world_size(group) != 1 else None
+    is_initialized = dist.is_available() and dist.is_initialized()
+    ranks = Ranks(group) if is_initialized and dist.get_world_size(group) != 1 else None
     return Sharded(model, ranks, seconds, advertise)
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What rank 0 gets to know of another rank's part.
+    """The report of another rank to rank 0 on its part of a version.
 
     Attributes:
-        address: Where workers fetch its chunks.
-        crcs: The CRC-32C of each of these.
-        lost: The values that do not fit the dtype, by name: the dtype, and how many.
-        patch: What it has for a patch; None: there will be none.
+        address: Where workers fetch the rank's chunks.
+        crcs: The CRC-32C of each of these chunks.
+        lost: By name of the tensor, the dtype of the version and how many values do not fit it.
+        patch: The rank's report for a patch; None: the version has no patch.
     """
 
     address: str
@@ -111,7 +111,7 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """What the other ranks get to know of the version: its name, and the patch to be encoded."""
+    """Rank 0's message to the other ranks: the version's key and digest, and a patch to encode."""
 
     epoch: int
     version: int
@@ -120,9 +120,9 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 class Sharded(PartedSource):
-    """A model of which each rank publishes its shards. `weightbus.sharded` makes it.
+    """A model of which each rank publishes its shards; the result of `weightbus.sharded`.
 
-    It may be published any number of times, each time with the values that the model then has.
+    You may publish it any number of times, each time with the model's current values.
 
     Args:
         model, timeout, advertise: As in `sharded`.
@@ -139,9 +139,9 @@ class Sharded(PartedSource):
         self._entries: Sequence[Entry] = ()
         self._parameters: set[int] = set()
         self._publisher: Publisher | None = None
-        self._met = False  # whether the ranks have met for the last publish
+        self._round_opened = False  # whether rank 0 has opened a round for the last publish
         self._metadata: dict[str, str] | None = None
-        self._round = 0  # the number of the round in which they agreed; 0: they did not
+        self._round = 0  # the number of the round in which the ranks agreed; 0: they did not
 
     def __repr__(self) -> str:
         ranks = 1 if self._ranks is None else len(self._ranks.members)
@@ -153,17 +153,17 @@ class Sharded(PartedSource):
         """Publish the shards of this rank. Every rank must call this.
 
         Args:
-            publisher: This rank's publisher. All have the same keys, or none. On ranks other than 0
-                it publishes nothing else under this model's id.
+            publisher: This rank's publisher. All ranks have the same keys, or none has keys. On
+                ranks other than 0, it publishes nothing else under this model's id.
             model: The model's id.
             **options: Keywords of `Publisher.publish`, the same on every rank. With metadata, such
                 as `{"step": str(step)}`, ranks that are at different steps raise StateError.
 
         Returns:
-            The receipt on rank 0; None on the others, which return once rank 0 has it.
+            The receipt on rank 0; None on the others, which return once rank 0 has the receipt.
 
         Raises:
-            StateError: The ranks have different models, or one that cannot be published.
+            StateError: The ranks have different models, or a model that cannot be published.
             DeadlineError: A rank did not make the call in time.
             WeightBusError: A rank has ended meanwhile; or, on other ranks, rank 0 has failed to
                 publish.
@@ -171,17 +171,17 @@ class Sharded(PartedSource):
             ValueError: A publisher has a folder for versions (`state`), or has published the model
                 by itself.
 
-        After an error each worker has the version that it had, and the ranks may call this again.
+        After an error, all ranks may call this again.
         """
         ranks = self._ranks
         if ranks is None:
             return publisher.publish(model, Gathered(self._model, None, self._timeout), **options)
         if publisher.parts.keeps:
             raise ValueError(
-                "this publisher keeps versions in a folder (state=), and no rank has a whole "
-                "version: leave state= out, or use gather()"
+                "this publisher keeps versions in a folder (state=), but with sharded() no rank "
+                "has a whole version: leave state= out, or use gather()"
             )
-        self._publisher, self._met, self._round = publisher, False, 0
+        self._publisher, self._round_opened, self._round = publisher, False, 0
         metadata = options.get("metadata")
         self._metadata = None if metadata is None else dict(metadata)
         if ranks.rank:
@@ -194,25 +194,25 @@ class Sharded(PartedSource):
             fault = f"{kind} rank 0 did not publish: {error}"
             with contextlib.suppress(WeightBusError):
                 if self._round:
-                    ranks.conclude(self._round, fault)
-                elif not self._met:
+                    ranks.set_outcome(self._round, fault)
+                elif not self._round_opened:
                     ranks.lead("", self._timeout, fault)
             raise
-        ranks.conclude(self._round, "")
+        ranks.set_outcome(self._round, "")
         return receipt
 
     # On rank 0, for the publisher.
 
     def state(self) -> State:
-        """Return names, dtypes and shapes; no values are moved.
+        """Return the names, dtypes and shapes; move no values.
 
         Raises:
             StateError: The model cannot be published.
         """
         if self._publisher is None:
             raise StateError(
-                "a model that all ranks publish together: on every rank call publish(publisher, "
-                "model) of what sharded() returned"
+                "all ranks publish this model together: on every rank, call sharded(model)"
+                ".publish(publisher, id)"
             )
         members = [] if self._ranks is None else self._ranks.members
         self._entries = entries(self._model)
@@ -220,7 +220,7 @@ class Sharded(PartedSource):
         return state
 
     def is_parameter(self, leaf: Leaf) -> bool:
-        """Return whether `leaf`, of the last `state`, is a parameter, and no buffer."""
+        """Return whether `leaf`, from the last `state`, is a parameter, not a buffer."""
         return id(leaf) in self._parameters
 
     def offer(
@@ -232,7 +232,7 @@ class Sharded(PartedSource):
         deadline: Deadline,
         patches: PatchTerms,
     ) -> VersionOffer:
-        """Stage this rank's chunks, and return the offer that names those of the other ranks.
+        """Stage this rank's chunks, and return an offer that names the other ranks as sources.
 
         Arguments are those of `PartedSource.offer`.
 
@@ -244,14 +244,14 @@ class Sharded(PartedSource):
         parts, left, others = publisher.parts, deadline.left, range(1, len(ranks.members))
         placed = _Places(self._entries, state, layout, chunk_bytes, ranks)
         plan = _plan(placed, model, self._metadata, ranks.share, patches=patches.wanted)
-        seconds, self._met = min(self._timeout, left()), True
+        seconds, self._round_opened = min(self._timeout, left()), True
         with ranks.lead(plan, seconds) as round_, torch.no_grad():
             self._round = round_.number
-            staged = _staged(placed, ranks, round_, left, patches=patches.wanted)
+            staged = _stage(placed, ranks, round_, left, patches=patches.wanted)
             crcs, sources, names = list[int | None](staged.crcs), list[Source](), dict[str, str]()
             reports = [staged.build_on(parts.bases.get(model))]
             for rank in others:
-                text = round_.hear(rank, "the checksums", left())
+                text = round_.receive_bytes(rank, "the checksums", left())
                 report = msgspec.json.decode(text, type=_Report)
                 indexes = staged.placement.of(rank)
                 for index, crc in zip(indexes, report.crcs, strict=True):
@@ -263,12 +263,12 @@ class Sharded(PartedSource):
                     sources.append(Source(address=report.address, chunks=ranges))
                     names[report.address] = f"rank {rank}"
             whole = digest(layout.id, chunk_bytes, cast("list[int]", crcs))
-            key, patch, wanted = parts.next_key(model, deadline), staged.patch, None
+            key, patch, order = parts.next_key(model, deadline), staged.patch, None
             if patch is not None:
-                wanted = patch.wanted(reports, patches, min(left(), round_.left()))
-            name = msgspec.json.encode(_Name(*key, whole, wanted))
+                order = patch.decide(reports, patches, min(left(), round_.left()))
+            name = msgspec.json.encode(_Name(*key, whole, order))
             for rank in others:
-                round_.tell(rank, name, "the name", left())
+                round_.send_bytes(rank, name, "the name", left())
             offer = _offer(model, layout, staged, whole, key)
             offer.chunks.set_checksums(cast("list[int]", crcs))
             offer.sources = tuple(sources)
@@ -277,9 +277,9 @@ class Sharded(PartedSource):
             if staged.lost:
                 offer.count_lost = staged.lost.copy
             offer.keep = patch is not None
-            if patch is not None and wanted is not None:
-                to = model, wanted, whole, patches.candidates
-                offer.patches = patch.offered(*to, round_, left, check=parts.check)
+            if patch is not None and order is not None:
+                to = model, order, whole, patches.candidates
+                offer.patches = patch.collect(*to, round_, left, check=parts.check)
             round_.end("the end", left())
         parts.keep_base(model, None if patch is None else patch.as_base(whole))
         return offer
@@ -297,29 +297,30 @@ class Sharded(PartedSource):
             state, layout = parts.describe(model, self, options.get("settings"))
             checked(self._metadata or {})
             placed = _Places(self._entries, state, layout, parts.chunk_bytes, ranks)
-        except Exception as error:  # the others are to hear of it at once
+        except Exception as error:  # `answer` sends it to the other ranks at once
             fault = str(error) if isinstance(error, StateError) else repr(error)
 
         def answer(plan: str) -> str:
             if not plan or fault or placed is None:
                 return fault
             try:
-                return _another(plan, model, self._metadata) or _unlike(plan, placed, ranks.shared)
+                why = _call_difference(plan, model, self._metadata)
+                return why or _part_difference(plan, placed, ranks.read_shared)
             except StateError as error:
                 return str(error)
 
         with ranks.follow(answer, self._timeout) as round_, torch.no_grad():
             assert placed is not None  # noqa: S101 - otherwise there is no round
             patches = json.loads(round_.plan)["patches"]
-            staged = _staged(placed, ranks, round_, deadline.left, patches=patches)
+            staged = _stage(placed, ranks, round_, deadline.left, patches=patches)
             report = _Report(
                 self._advertise or for_other_hosts(parts.address, _own_host),
                 [crc for crc in staged.crcs if crc is not None],
                 staged.lost,
                 staged.build_on(parts.bases.get(model)),
             )
-            round_.tell(0, msgspec.json.encode(report), "the checksums")
-            name = msgspec.json.decode(round_.hear(0, "the name"), type=_Name)
+            round_.send_bytes(0, msgspec.json.encode(report), "the checksums")
+            name = msgspec.json.decode(round_.receive_bytes(0, "the name"), type=_Name)
             key = name.epoch, name.version
             parts.keep(_offer(model, placed.layout, staged, name.digest, key), deadline)
             patch = staged.patch
@@ -327,16 +328,16 @@ class Sharded(PartedSource):
                 patch.send(model, name.patch, round_, check=parts.check)
             round_.end("the end")
         parts.keep_base(model, None if patch is None else patch.as_base(name.digest))
-        ranks.outcome(round_.number, deadline)
+        ranks.wait_for_outcome(round_.number, deadline)
 
 
 class _Spread(NamedTuple):
-    """A tensor whose parts are not intervals of the section: one rank gathers it, and sends it.
+    """A tensor whose parts are not intervals of the data section, so one rank gathers and sends it.
 
     Attributes:
         shards, name: The tensor, and its name in the version.
         owner: The index of the rank that gathers it.
-        leader: The global rank whose copies are preferred.
+        leader: The global rank whose copies are used where several ranks have copies.
     """
 
     shards: Shards
@@ -346,23 +347,23 @@ class _Spread(NamedTuple):
 
 
 class _Places:
-    """Where the tensors and chunks of a version are, as each rank finds by itself.
+    """Which rank has which tensors and chunks of a version; every rank computes the same.
 
     Args:
         found: The model's tensors.
-        state, layout: Of the version.
-        chunk_bytes: Bytes of a chunk.
+        state, layout: The state and layout of the version.
+        chunk_bytes: Bytes per chunk.
         ranks: The ranks.
 
     Attributes:
         found, layout: As given.
         plan: The chunks.
-        tensors: What all ranks must have alike of each tensor, as text.
-        owners: The ranks that have the parts of each tensor, as text.
+        tensors: As text, the dtype, shape and sharding of each tensor, equal on all ranks.
+        owners: As text, the ranks that have the parts of each tensor.
         unique: The tensors that are sent, each with its name in the version.
-        spread: Those that one rank gathers.
-        leaders: The global rank whose copies are preferred, by name of the other ones.
-        placement: Which rank sends what.
+        spread: The tensors that one rank gathers.
+        leaders: By name of each other sharded tensor, the global rank whose copies are used.
+        placement: Which rank sends which chunk.
 
     Raises:
         StateError: The shards of a tensor overlap, or leave a part of it out.
@@ -376,46 +377,46 @@ class _Places:
         names = zip(found, state.form.names, strict=True)
         self.unique = [(entry, name) for entry, name in names if name in state.signatures]
         self.unique.sort(key=lambda each: layout.by_name(each[1]).begin)
-        self.tensors, self.owners = _tensors(found), _owners(found)
+        self.tensors, self.owners = _tensors_text(found), _owners_text(found)
         self.place()
 
     def place(self) -> None:
-        """Find where all is, with the ranks that the shards now name."""
+        """Compute the placement, with the ranks that the shards now name."""
         layout, members = self.layout, self._ranks.members
         intervals, self.spread = list[tuple[int, int, int]](), list[_Spread]()
         self.leaders, loads = dict[str, int](), [0] * len(members)
         for entry, name in self.unique:
             spec, held = layout.by_name(name), entry.held
-            light = min(range(len(loads)), key=loads.__getitem__)
+            least = min(range(len(loads)), key=loads.__getitem__)  # the least loaded rank
             if not isinstance(held, Shards):
-                mine = [(spec.begin, spec.end, 0)]
-            elif (cut := _intervals(held, spec.begin, spec.end, self._ranks, light)) is not None:
-                mine, self.leaders[name] = cut, members[light]
+                parts = [(spec.begin, spec.end, 0)]
+            elif (cut := _intervals(held, spec.begin, spec.end, self._ranks, least)) is not None:
+                parts, self.leaders[name] = cut, members[least]
             else:
-                light = light if not isinstance(held, PlacedShards) or held.in_order else 0
-                mine = [(spec.begin, spec.end, light)]
-                self.spread.append(_Spread(held, name, light, members[light]))
-            if fault := uncovered(mine, spec.begin, spec.end):
+                least = least if not isinstance(held, PlacedShards) or held.in_order else 0
+                parts = [(spec.begin, spec.end, least)]
+                self.spread.append(_Spread(held, name, least, members[least]))
+            if fault := uncovered(parts, spec.begin, spec.end):
                 raise StateError(f"{printable(name, NAME_SHOWN)}: {fault}")
-            for begin, end, rank in mine:
+            for begin, end, rank in parts:
                 loads[rank] += end - begin
-            intervals += mine
+            intervals += parts
         self.placement = placement_of(intervals, self.plan, len(members))
 
 
 class _Staged:
-    """The part of a version that one rank has.
+    """This rank's part of a version.
 
     Args:
-        placed: Where all is.
+        placed: Which rank has which tensors and chunks.
 
     Attributes:
         memory: The data section; only the bytes of this rank are written.
-        section: The tensors in it.
-        crcs: The CRC-32C of each chunk that this rank sends; None: another rank sends it.
+        section: The tensors in `memory`.
+        crcs: The CRC-32C of each chunk that this rank sends; None: another rank sends the chunk.
         plan, placement: Those of `placed`.
-        patch: This rank's part in the patch; None: the version has none.
-        lost: The values that do not fit the dtype, by name: the dtype, and how many.
+        patch: This rank's part of the patch; None: the version has no patch.
+        lost: By name of the tensor, the dtype of the version and how many values do not fit it.
     """
 
     def __init__(self, placed: _Places) -> None:
@@ -427,23 +428,23 @@ class _Staged:
         self.patch: PatchParts | None = None
 
     def build_on(self, base: PartBase | None) -> PartReport | None:
-        """Let the patch build on this rank's part of the last version; return the report on it."""
+        """Set this rank's part of the last version as the patch's base; return its report."""
         return None if self.patch is None else self.patch.build_on(base)
 
     def put(self, name: str, part: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values of a tensor, in the dtype of the version."""
+        """Write values of a tensor into a part of it, in the dtype of the version."""
         part.copy_(values)
-        self.count(name, part, values)
+        self.count_lost(name, part, values)
 
-    def count(self, name: str, became: torch.Tensor, values: torch.Tensor) -> None:
+    def count_lost(self, name: str, converted: torch.Tensor, values: torch.Tensor) -> None:
         """Count the values that do not fit the dtype of the version."""
-        if became.dtype != values.dtype:
+        if converted.dtype != values.dtype:
             dtype = self.section.layout.by_name(name).dtype
-            count = lost(became, values, signature(name, values)[0], dtype)
+            count = lost(converted, values, signature(name, values)[0], dtype)
             self.add_lost({name: (dtype, count)} if count else {})
 
     def add_lost(self, more: Mapping[str, Sequence[Any]]) -> None:
-        """Add lost values, such as another rank's."""
+        """Add counts of lost values, such as another rank's."""
         for name, (dtype, count) in more.items():
             self.lost[name] = dtype, count + self.lost.get(name, ("", 0))[1]
 
@@ -454,12 +455,12 @@ class _Staged:
             self.crcs[index] = crc32c(self.memory[begin:end])
 
 
-def _staged(
+def _stage(
     placed: _Places, ranks: Ranks, round_: Round, left: Callable[[], float], *, patches: bool
 ) -> _Staged:
-    """Write this rank's shards into memory, and exchange bytes until it has its chunks whole.
+    """Write this rank's shards into memory, and exchange bytes so that its chunks are whole.
 
-    `patches`: it is to have the blocks of a patch whole, too.
+    `patches`: whether to exchange the bytes of a patch's blocks, too.
     """
     me, staged, members = ranks.rank, _Staged(placed), ranks.members
     for entry, name in placed.unique:
@@ -485,7 +486,7 @@ def _staged(
 def _exchange(
     foreign: Foreign, staged: _Staged, ranks: Ranks, round_: Round, left: Callable[[], float]
 ) -> None:
-    """Exchange bytes of the data section with the other ranks."""
+    """Exchange the `foreign` bytes of the data section with the other ranks."""
     me, others = ranks.rank, [r for r in range(len(ranks.members)) if r != ranks.rank]
     data = torch.as_tensor(staged.memory)
     for some in foreign.batches(BATCH_BYTES):
@@ -494,17 +495,17 @@ def _exchange(
         out = {r: torch.cat([data[b:e] for b, e in spans]) for r, spans in give.items() if spans}
         into = {r: _empty(sum(e - b for b, e in s)) for r, s in take.items() if s}
         round_.exchange(out, into, "the chunks of several ranks", left())
-        for rank, came in into.items():
+        for rank, received in into.items():
             at = 0
             for begin, end in take[rank]:
-                data[begin:end] = came[at : at + end - begin]
+                data[begin:end] = received[at : at + end - begin]
                 at += end - begin
 
 
 def _intervals(
-    held: Shards, begin: int, end: int, ranks: Ranks, light: int
+    held: Shards, begin: int, end: int, ranks: Ranks, leader: int
 ) -> list[tuple[int, int, int]] | None:
-    """Return the parts of a tensor as intervals of the data section; None: they are none."""
+    """Return a tensor's parts as intervals of the data section; None if they are no intervals."""
     if not held.straight or (isinstance(held, PlacedShards) and held.whole):
         return None
     count = held.meta.numel()
@@ -512,7 +513,7 @@ def _intervals(
     if rest:  # several elements share a byte
         return None
     found = list[tuple[int, int, int]]()
-    for member, part in held.parts(held.meta, ranks.members[light]):
+    for member, part in held.parts(held.meta, ranks.members[leader]):
         if not part.is_contiguous():
             return None
         if part.numel():
@@ -522,7 +523,7 @@ def _intervals(
 
 
 def _batches(spread: Sequence[_Spread], layout: Layout) -> Iterator[list[_Spread]]:
-    """Yield the tensors that are gathered together, of about `BATCH_BYTES`."""
+    """Yield batches of tensors, which are gathered together, of about `BATCH_BYTES` each."""
     batch, nbytes = list[_Spread](), 0
     for each in spread:
         batch.append(each)
@@ -542,21 +543,21 @@ def _gather(
     round_: Round,
     left: Callable[[], float],
 ) -> None:
-    """Gather tensors, each on the rank that sends it."""
+    """Gather each tensor on the rank that sends it."""
     me, here = ranks.rank, ranks.members[ranks.rank]
     out, sizes = defaultdict[int, list[torch.Tensor]](list), defaultdict[int, int](int)
     for shards, name, owner, leader in batch:
         whole = staged.section.tensors[name]
         if isinstance(shards, PlacedShards) and shards.whole:
-            values = round_.together(shards.gathered, name, left())
+            values = round_.collective(shards.gathered, name, left())
             if owner == me:
                 staged.put(name, whole, values)
             continue
         for member, part in shards.parts(shards.meta, leader):
             if member == here and owner != me and part.numel():
-                values, became = shards.mine(), torch.empty(part.shape, dtype=whole.dtype)
-                staged.put(name, became, values)
-                out[owner].append(became.reshape(-1).view(torch.uint8))
+                values, converted = shards.mine(), torch.empty(part.shape, dtype=whole.dtype)
+                staged.put(name, converted, values)
+                out[owner].append(converted.reshape(-1).view(torch.uint8))
             elif owner == me and member != here:
                 sizes[ranks.members.index(member)] += part.numel() * whole.element_size()
     into = {rank: _empty(size) for rank, size in sizes.items() if size}
@@ -572,8 +573,8 @@ def _gather(
             if member == here:
                 staged.put(name, part, shards.mine()) if nbytes else None
             elif nbytes:
-                came = into[rank][at[rank] : at[rank] + nbytes].clone()
-                part.copy_(came.view(whole.dtype).reshape(part.shape))
+                received = into[rank][at[rank] : at[rank] + nbytes].clone()
+                part.copy_(received.view(whole.dtype).reshape(part.shape))
                 at[rank] += nbytes
 
 
@@ -596,12 +597,11 @@ def _offer(
 def _plan(
     placed: _Places, model: str, metadata: object, share: Callable[[str], str], *, patches: bool
 ) -> str:
-    """Return what rank 0 publishes: names, form, and the ranks that have the parts of each tensor.
+    """Return rank 0's plan, a JSON text with which the other ranks compare their parts.
 
-    `patches`: whether workers take patches to it, or to the next version.
-
-    The model may be on other ranks, too (data parallelism); then these send nothing of it.
-    What changes from call to call is short; `share` returns the hash of a text that does not.
+    `share` puts a text into the store and returns its hash: the plan has only hashes of the long
+    texts, which do not change between calls. With data parallelism, other ranks may have copies of
+    the parts; they send nothing of these. `patches`: whether workers accept patches, now or later.
     """
     form = {"layout": placed.layout.id, "chunk_bytes": placed.plan.chunk_bytes}
     shared = {"tensors": share(placed.tensors), "ranks": share(placed.owners)}
@@ -609,13 +609,13 @@ def _plan(
     return json.dumps(form | shared | about | {"patches": patches})
 
 
-def _tensors(found: Sequence[Entry]) -> str:
-    """Return what all ranks must have alike of each tensor."""
+def _tensors_text(found: Sequence[Entry]) -> str:
+    """Return, as JSON, the dtype, shape and sharding of each tensor."""
     return json.dumps({"tensors": tensors_of(found)})
 
 
-def _owners(found: Sequence[Entry]) -> str:
-    """Return the ranks that have the parts of each tensor."""
+def _owners_text(found: Sequence[Entry]) -> str:
+    """Return, as JSON, the ranks that have the parts of each tensor."""
     ranks, used = dict[str, int](), dict[str, int]()
     for name, held, *_ in found:
         if isinstance(held, Shards):
@@ -623,50 +623,50 @@ def _owners(found: Sequence[Entry]) -> str:
     return json.dumps({"ranks": [*ranks], "used": used})
 
 
-def _another(plan: str, model: str, metadata: object) -> str:
+def _call_difference(plan: str, model: str, metadata: object) -> str:
     """Return why this rank's call is for another version than rank 0's; empty: it is not."""
-    there = json.loads(plan)
-    if there["model"] != model:
-        return f"it publishes the model {printable(model)}, rank 0 {printable(there['model'])}"
-    if metadata not in (None, there["metadata"]):
+    lead = json.loads(plan)
+    if lead["model"] != model:
+        return f"it publishes the model {printable(model)}, rank 0 {printable(lead['model'])}"
+    if metadata not in (None, lead["metadata"]):
         theirs, mine = (
-            printable(json.dumps(each), METADATA_SHOWN) for each in (there["metadata"], metadata)
+            printable(json.dumps(each), METADATA_SHOWN) for each in (lead["metadata"], metadata)
         )
         return (
-            f"its metadata is {mine}, rank 0's {theirs}: both call publish for the same version, "
-            "with the same metadata, or none on ranks other than 0"
+            f"its metadata is {mine}, rank 0's {theirs}: call publish for the same version, with "
+            "the same metadata, or without metadata on ranks other than 0"
         )
     return ""
 
 
-def _unlike(plan: str, placed: _Places, shared: Callable[[str], str]) -> str:
+def _part_difference(plan: str, placed: _Places, read_shared: Callable[[str], str]) -> str:
     """Return how this rank's part of the version differs from rank 0's; empty: it does not.
 
-    From then on the parts of each tensor are those of the ranks that rank 0 names.
+    Afterwards, the parts of each tensor are those of the ranks that rank 0 names.
     """
-    there, found = json.loads(plan), placed.found
-    if hash_of(placed.tensors) != there["tensors"]:
-        return difference(shared(there["tensors"]), {entry.name: entry for entry in found})
-    mine, theirs = placed.plan.chunk_bytes, there["chunk_bytes"]
+    lead, found = json.loads(plan), placed.found
+    if hash_of(placed.tensors) != lead["tensors"]:
+        return difference(read_shared(lead["tensors"]), {entry.name: entry for entry in found})
+    mine, theirs = placed.plan.chunk_bytes, lead["chunk_bytes"]
     if mine != theirs:
         return f"its publisher's chunks have {mine} bytes, rank 0's {theirs} (chunk_bytes)"
-    if there["layout"] != placed.layout.id:
+    if lead["layout"] != placed.layout.id:
         return "its settings (dtype, rename) give the version another layout than rank 0's"
-    if hash_of(placed.owners) != there["ranks"]:
-        owners = json.loads(shared(there["ranks"]))
+    if hash_of(placed.owners) != lead["ranks"]:
+        owners = json.loads(read_shared(lead["ranks"]))
         ranks = [json.loads(text) for text in owners["ranks"]]
         for name, held, *_ in found:
             if isinstance(held, Shards):
                 held.of_ranks(ranks[owners["used"][name]])
         placed.place()
-    if there["placement"] != placed.placement.hash():
+    if lead["placement"] != placed.placement.hash():
         return "it finds the parts of the version on other ranks than rank 0 does"
     return ""
 
 
 def _own_host() -> str:
-    """Return this host's address for workers. Without MASTER_ADDR, as with a store in a file, it is
-    the host's name.
+    """Return the host part of this rank's address for workers; the host's name if MASTER_ADDR is
+    not set, as with a store in a file.
     """
     master = os.environ.get("MASTER_ADDR")
     return own_host(master, 1) if master else socket.gethostname()

@@ -1,12 +1,12 @@
-"""The tensors of a model whose shards are on several ranks: names, shapes, and which rank has what.
+"""Finds the tensors of a model, and which part of each sharded tensor each rank has.
 
-The shards of a tensor, on any rank, say two things: which part of the whole tensor each rank has
-(`parts`), and what this rank has of it (`mine`). Both follow from the placements alone, so that
-rank 0 knows what the others have, without asking. Only `PlacedShards.gathered` communicates.
+The object for a tensor's shards says which part of the whole tensor each rank has (`parts`), and
+returns this rank's part (`mine`). Both follow from the placements alone, so rank 0 knows the other
+ranks' parts without communication. Only `PlacedShards.gathered` communicates.
 
-FSDP1 keeps the parameters of a module as intervals of one flat parameter, of which each rank has an
-equal part. Its attributes are internal to torch, but FSDP1 changes no more; its own `state_dict()`
-gathers a whole model.
+FSDP1 stores the parameters of a module as intervals of one flat parameter, of which each rank has
+an equal part. The attributes used here are internal to torch, but FSDP1 is not developed further;
+its own `state_dict()` would gather the whole model.
 """
 
 import math
@@ -28,7 +28,7 @@ from ...codecs.state import identity, is_module, named_leaves, signature
 from ...codecs.torch_modules import EXTRA_STATE, shards_fault, with_extra
 from ...codecs.torch_tensors import memory_fault
 
-# What wrappers add to the names of a module's tensors.
+# The parts that wrappers add to the names of a module's tensors.
 WRAPPERS = "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 
 
@@ -38,8 +38,8 @@ class Entry(NamedTuple):
     Attributes:
         name: The name that the tensor has in the module without wrappers.
         held: The tensor, or its shards.
-        same: A key that is equal for names of one tensor; None: an empty tensor.
-        buffer: Whether it is a buffer of a module.
+        same: A key that is equal for all names of one tensor; None: an empty tensor.
+        buffer: Whether the tensor is a buffer of a module.
     """
 
     name: str
@@ -58,7 +58,7 @@ def entries(source: object) -> list[Entry]:
     names = Counter(entry.name for entry in found)
     for name, count in names.items():
         if count > 1:
-            raise StateError(f"{name}: two entries have this name without the names of wrappers")
+            raise StateError(f"{name}: without the names of wrappers, two tensors have this name")
     return found
 
 
@@ -98,13 +98,13 @@ def _clean(name: str) -> str:
 
 def _entry(name: str, leaf: Leaf, parameter: int | None, *, buffer: bool = False) -> Entry:
     if not isinstance(leaf, DTensor):
-        signature(name, leaf)  # names what cannot be published, before its address is taken
+        signature(name, leaf)  # raises for a leaf that cannot be published
         if isinstance(leaf, torch.Tensor):
             _check_memory(name, leaf)
         return Entry(name, leaf, identity(leaf), buffer)
     shards = PlacedShards(leaf)
     _check_memory(name, shards.mine())
-    # Without a module the object is what tied names share: an empty shard has no address.
+    # Without a module, tied names share the object. (An empty shard has no address to compare.)
     return Entry(name, shards, ("DTensor", parameter or id(leaf)), buffer)
 
 
@@ -122,11 +122,11 @@ class PlacedShards:
 
     Attributes:
         meta: The whole tensor, on the meta device.
-        how: How it is sharded, as text that is the same on every rank.
-        whole: Whether torch must gather it, by `gathered`; else `parts` says where its parts are.
-        straight: Whether what `parts` yields is in the memory of the whole tensor.
-        in_order: Whether the ranks have their parts in the order of the ranks. If not, torch may
-            gather other values on one rank than on another.
+        how: How the tensor is sharded, as a text that is the same on every rank.
+        whole: Whether torch must gather the tensor, by `gathered`; else `parts` yields its parts.
+        straight: Whether `parts` yields views of the whole tensor's memory.
+        in_order: Whether the parts are in the order of the ranks. If not, torch may gather
+            different values on different ranks.
     """
 
     straight = True
@@ -139,8 +139,8 @@ class PlacedShards:
         self._mesh = _grid(mesh)
         self._order = _order(tensor)
         here: list[int] | None = mesh.get_coordinate()
-        # On a GPU torch gathers over NCCL. Only torch knows placements of other kinds, and in which
-        # order the ranks of a mesh have their parts that is not in the order of the ranks.
+        # `whole`: on a GPU, torch gathers over NCCL. And only torch knows placements of other
+        # kinds, and the order of parts on a mesh whose ranks are not ascending.
         axes = range(self._mesh.ndim)
         self.in_order = all(bool((self._mesh.diff(dim=axis) > 0).all()) for axis in axes)
         self.whole = mesh.device_type != "cpu" or self._order is None or not self.in_order
@@ -150,39 +150,39 @@ class PlacedShards:
 
     @property
     def ranks(self) -> Any:
-        """The global ranks that have the parts, in the form of the mesh."""
+        """The global ranks that have the parts, as nested lists in the shape of the mesh."""
         return cast("Any", self._mesh).tolist()
 
     def of_ranks(self, ranks: Any) -> None:
-        """Let `parts` name the parts of other ranks, such as those of rank 0's replica."""
+        """Let `parts` yield the parts of other ranks, such as those of rank 0's replica."""
         self._mesh = torch.tensor(ranks)
 
     def parts(self, whole: torch.Tensor, leader: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the global rank that sends a part, and the place of that part in `whole`.
+        """Yield the global rank that sends a part, and that part as a view of `whole`.
 
-        Each element is in one part. Of copies on several ranks, the one of `leader` is chosen, or
-        the first. The caller fills each part before it takes the next.
+        Each element is in one part. Where several ranks have copies, the copy of `leader` is used;
+        if `leader` is not in the mesh, the first copy. The caller fills each part before the next.
         """
-        at = (self._mesh == leader).nonzero()
-        there: list[int] = at[0].tolist() if len(at) else [0] * self._mesh.ndim  # pyright: ignore
+        own = (self._mesh == leader).nonzero()
+        at: list[int] = own[0].tolist() if len(own) else [0] * self._mesh.ndim  # pyright: ignore
         copies = [type(placement) is Replicate for placement in self._placements]
         sizes = self._mesh.shape
-        each = [[i] if c else range(n) for n, c, i in zip(sizes, copies, there, strict=True)]
-        for place in product(*each):
-            yield int(self._mesh[place]), self._part(whole, place)
+        each = [[i] if c else range(n) for n, c, i in zip(sizes, copies, at, strict=True)]
+        for coordinate in product(*each):
+            yield int(self._mesh[coordinate]), self._part(whole, coordinate)
 
-    def _part(self, whole: torch.Tensor, place: Sequence[int]) -> torch.Tensor:
-        """Return the part of a tensor that the rank at a place of the mesh has."""
+    def _part(self, whole: torch.Tensor, coordinate: Sequence[int]) -> torch.Tensor:
+        """Return the part of a tensor that the rank at this coordinate of the mesh has."""
         part: torch.Tensor = whole
         for axis in self._order or ():
-            dim, index = int(cast("Any", self._placements[axis]).dim), place[axis]
+            dim, index = int(cast("Any", self._placements[axis]).dim), coordinate[axis]
             chunks: Sequence[torch.Tensor] = torch.chunk(part, int(self._mesh.shape[axis]), dim)
-            none: torch.Tensor = part.narrow(dim, 0, 0)
-            part = chunks[index] if index < len(chunks) else none
+            empty: torch.Tensor = part.narrow(dim, 0, 0)
+            part = chunks[index] if index < len(chunks) else empty
         return part
 
     def mine(self) -> torch.Tensor:
-        """Return what this rank has of the tensor."""
+        """Return this rank's part of the tensor."""
         part: torch.Tensor = self._tensor.to_local()
         return part
 
@@ -206,12 +206,12 @@ class PlacedShards:
         return whole
 
 
-# Torch computes it anew each time, which takes longer than all else that is done here for a tensor.
+# A cache: torch computes `mesh.mesh` anew each time, which would take most of the time spent here.
 _GRIDS: WeakKeyDictionary[object, torch.Tensor] = WeakKeyDictionary()
 
 
 def _grid(mesh: Any) -> torch.Tensor:
-    """Return the global ranks of a mesh."""
+    """Return the global ranks of a mesh, in its shape."""
     if mesh not in _GRIDS:
         _GRIDS[mesh] = mesh.mesh
     return _GRIDS[mesh]
@@ -220,8 +220,8 @@ def _grid(mesh: Any) -> torch.Tensor:
 def _order(tensor: DTensor) -> list[int] | None:
     """Return the axes of the mesh that shard a tensor, in the order in which they cut it.
 
-    Return None if the placements are not of the kinds that are known here. FSDP2 on a tensor that
-    is sharded already, by a later axis, cuts last, and says so by a strided placement.
+    Return None if a placement is of an unknown kind. If FSDP2 shards a tensor that a later axis of
+    the mesh shards already, FSDP2's axis cuts last, and its placement is strided.
     """
     first, last = list[int](), list[int]()
     sizes = _grid(tensor.device_mesh).shape
@@ -241,7 +241,7 @@ def _order(tensor: DTensor) -> list[int] | None:
             last.append(axis)
         elif type(placement) is not Replicate:
             return None
-    # Torch may also keep an order that the placements do not show.
+    # Torch may also have an order that the placements do not show.
     shown = getattr(cast("Any", tensor)._spec, "shard_order", None) or ()  # noqa: SLF001
     if not last and any([*each.mesh_dims] != sorted(each.mesh_dims) for each in shown):
         return None
@@ -259,9 +259,9 @@ class FlatShards:
     Args:
         flat: The flat parameter.
         ranks: The global ranks that have parts of it; empty: each rank has all of it.
-        rank: The index of this rank among them.
+        rank: The index of this rank in `ranks`.
         begin: Where the parameter begins in the flat parameter, in elements.
-        shape, stride: The parameter's, as a tensor of its own.
+        shape, stride: The shape and stride of the parameter itself.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class FlatShards:
         stride: tuple[int, ...],
     ) -> None:
         self._ranks, self._rank, self._begin = ranks, rank, begin
-        # While FSDP1 has gathered it, the flat parameter's own data is all of it.
+        # While FSDP1 has gathered the flat parameter, its data is whole, and this is the shard.
         shard: torch.Tensor = getattr(flat, "_local_shard", flat.data)
         self._shard = shard.detach()
         self._stride = stride
@@ -300,7 +300,7 @@ class FlatShards:
             whole.copy_(flat.as_strided(whole.shape, self._stride))
 
     def _interval(self, index: int) -> tuple[int, int]:
-        """Return the part of the parameter that a rank has, as an interval of the flat one."""
+        """Return a rank's part of this parameter, as an interval of the flat parameter."""
         size = self._shard.numel()
         begin = max(self._begin, index * size)
         return begin, min(self._begin + self.meta.numel(), (index + 1) * size)
@@ -315,7 +315,7 @@ Shards: TypeAlias = PlacedShards | FlatShards
 
 
 def _flat_of(module: nn.Module) -> Mapping[nn.Module, Mapping[str, FlatShards]]:
-    """Return what FSDP1 has flattened of each submodule: shards by the parameter's name there."""
+    """Return the parameters that FSDP1 has flattened: by submodule, shards by parameter name."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     found: dict[nn.Module, dict[str, FlatShards]] = {}
@@ -327,7 +327,7 @@ def _flat_of(module: nn.Module) -> Mapping[nn.Module, Mapping[str, FlatShards]]:
         if any(extension is not None for extension in flat._param_extensions):  # noqa: SLF001
             raise StateError(
                 "tensor parallelism inside of FullyShardedDataParallel cannot be gathered; shard "
-                "the module by fully_shard()"
+                "the module with fully_shard()"
             )
         sharded = bool(handle.uses_sharded_strategy)
         group = handle.process_group
@@ -349,7 +349,7 @@ def _flat_of(module: nn.Module) -> Mapping[nn.Module, Mapping[str, FlatShards]]:
 
 
 def _entries_of_flat(module: nn.Module) -> Iterator[Entry]:
-    """Yield the entries of a module with FSDP1 inside, whose `state_dict()` would gather it all."""
+    """Yield the entries of a module that has FSDP1 inside, without calling its `state_dict()`."""
     flat, extra = _flat_of(module), with_extra(module, "get_extra_state")
     parts = cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
     for path, part in parts:

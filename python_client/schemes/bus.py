@@ -38,7 +38,7 @@ from ..applying.applier import Update
 from ..applying.reading import READING_SECONDS
 from ..applying.target import Names, Sums
 from ..applying.targets import MemoryTarget
-from ..keys import handed_out
+from ..keys import generate_keys
 from ..publisher import Publisher
 from ..settings import Settings
 from ..subscriber import Subscriber
@@ -118,7 +118,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     ) -> Transport:
         if pipes is None and not is_torchrl(context):  # a TorchRL collector uses its own pipes
             pipes = getattr(context, "pipes", None)
-        own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
+        own, self._keys = generate_keys(self.bind, keyed=self.keyed, insecure=self.insecure)
         keys = "" if self.keyed is False else own  # "": ignore keys in the environment
         publisher = Publisher(
             self.bind,

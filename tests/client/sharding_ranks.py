@@ -157,7 +157,9 @@ def kept(me: ShardRank) -> None:
         me.saw["after a failure to agree"] = connects.call_count
         with ExitStack() as undo:
             if me.rank == 1:
-                undo.enter_context(patch.object(Round, "tell", side_effect=StateError("broken")))
+                undo.enter_context(
+                    patch.object(Round, "send_bytes", side_effect=StateError("broken"))
+                )
             begun = time.monotonic()
             me.error("a broken round", partial(me.publish, made))
             me.saw["broken after"] = time.monotonic() - begun
@@ -242,7 +244,7 @@ def dies(me: ShardRank, rank: int) -> None:
         fetch(sources, running, address, *about)
 
     if me.rank == rank:
-        patch.object(Ranks, "outcome", ends).start()
+        patch.object(Ranks, "wait_for_outcome", ends).start()
     patch.object(SourceFetcher, "_fetch", fetch_late).start()
     begun = time.monotonic()
     try:

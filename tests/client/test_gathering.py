@@ -86,7 +86,7 @@ def check_errors(ranks: list[dict[str, Any]]) -> None:
         for case, missing in (("the last rank does not call", last), ("rank 0 does not call", 0)):
             text = f"DeadlineError: rank {missing} did not make this call in the 1 s"
             assert saw[case].startswith("none" if rank == missing else text), (rank, case)
-        text = f"StateError: a model that is gathered on rank 0, and this is rank {last}"
+        text = f"StateError: a gathered model is published on rank 0, and this is rank {last}"
         assert saw["another publisher"].startswith(text if rank == last else "none")
 
 

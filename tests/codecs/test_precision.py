@@ -144,7 +144,7 @@ def test_a_rollback_converts_nothing(tmp_path: Path) -> None:
         receipt = publisher.publish("m", {"w": np.ones(3, np.float32)})
         key = receipt.epoch, receipt.version
         wait_for(lambda: publisher.history("m"), "the disk", SECONDS)
-        with pytest.raises(ValueError, match="a rollback publishes the bytes that were"):
+        with pytest.raises(ValueError, match="a rollback publishes the older version's bytes"):
             publisher.rollback("m", key, settings=Settings(dtype="bf16"))
         assert publisher.history("m")[0].nbytes == 6
         assert publisher.rollback("m", key).version == 2

@@ -28,7 +28,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.bus.worker.version_store import ArrivingEntry, VersionStore
 from weightbus.codecs.layout import Layout
-from weightbus.python_client.relay import _Passed  # pyright: ignore[reportPrivateUsage]
+from weightbus.python_client.relay import _PassedVersion  # pyright: ignore[reportPrivateUsage]
 
 # What never changes once it is made.
 FIXED = (
@@ -121,7 +121,7 @@ def copied(given: Any, known: dict[int, Any]) -> Any:
         _fill(copy, given, known)
         if isinstance(given, BUILT):
             copy = known[id(given)] = _made(given, known)
-        elif isinstance(copy, _Passed) and copy.kept is not None:
+        elif isinstance(copy, _PassedVersion) and copy.view is not None:
             copy.keep()  # the copy of the buffer, as `_received`
     return copy
 

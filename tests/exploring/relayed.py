@@ -24,7 +24,7 @@ from weightbus.bus.worker.events import Report
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.python_client.relay import (
     FIRST_EPOCH,
-    _PassesOn,  # pyright: ignore[reportPrivateUsage]
+    _Forwarder,  # pyright: ignore[reportPrivateUsage]
     _Reports,  # pyright: ignore[reportPrivateUsage]
 )
 from weightbus.tests.exploring.sides import (
@@ -105,10 +105,10 @@ class RelayedSide(PublisherSide):
         self.decisions: list[Callable[[PublisherMachine, float], list[PublisherEffect]]] = []
         loop = cast("PublisherLoop", self)
         ready = cast("ReadyQueue", self.queue)
-        self.passes_on = _PassesOn(self.above, ready, loop, lambda: "", clock=self.clock)
+        self.passes_on = _Forwarder(self.above, ready, loop, lambda: "", clock=self.clock)
         self.passes_on.report_by(self.reported)
         passes_on: Any = self.passes_on
-        passes_on._note_session, passes_on._lost_at = _nothing, None  # noqa: SLF001
+        passes_on._notify_of_session, passes_on._lost_at = _nothing, None  # noqa: SLF001
         passes_on._received = Uncounted()  # noqa: SLF001
         self.reports = _Reports(self.above, loop, _nothing, self.clock)
         reports: Any = BelowReports(self.below)

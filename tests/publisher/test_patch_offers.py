@@ -224,7 +224,7 @@ def test_where_nobody_takes_patches_there_is_not_a_trace_of_them() -> None:
         said = [encode(m) for m in told(effects, Message) if not isinstance(m, Beacon)]
         assert not any(b"patch" in header or b"keep" in header for header in said)
         bench.applied("w0", made)
-    assert not bench.bases.kept
+    assert not bench.bases.versions
 
 
 def test_the_one_that_most_run_comes_first_and_no_more_than_are_kept() -> None:
@@ -511,7 +511,7 @@ def test_patches_leave_some_of_the_timeout_to_the_version(
     monkeypatch.setattr(models, "encode", slow)
     bases.offer(two, "delta", runs(one), deadline)
     assert (two.patches, two.keep) == ((), True)
-    assert "50% of what was left" in caplog.text
+    assert "50% of the time left" in caplog.text
     deadline.check()
 
 
@@ -682,7 +682,7 @@ def way(
     bases._decode[:] = 1e-10, 2e-10  # noqa: SLF001 # pyright: ignore
     bases._decisions = 0 if anew else 1  # noqa: SLF001 # pyright: ignore
     layout = Layout.plan([("w", "BF16", (500_000,))])
-    found = bases.chosen(layout, weights(0), weights(1), patch_candidates)
+    found = bases.choose(layout, weights(0), weights(1), patch_candidates)
     return None if found is None else found.classes
 
 

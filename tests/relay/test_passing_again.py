@@ -35,7 +35,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.python_client.observing.diagnosis import CUT_OFF
 from weightbus.python_client.relay import (
     FIRST_EPOCH,
-    _PassesOn,  # pyright: ignore[reportPrivateUsage]
+    _Forwarder,  # pyright: ignore[reportPrivateUsage]
 )
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.simulation.performing import done
@@ -59,7 +59,7 @@ class Relay:
         self.below = PublisherMachine(PublisherState(FIRST_EPOCH, "tcp://r:1", origin=False))
         self.noticed = set[str]()
         self.ready, self.reports = ReadyQueue(), list[Report]()
-        self.passes_on = _PassesOn(self.above, self.ready, cast("PublisherLoop", self), str)
+        self.passes_on = _Forwarder(self.above, self.ready, cast("PublisherLoop", self), str)
         self.passes_on.report_by(self.reports.append)
         self.joins()
 

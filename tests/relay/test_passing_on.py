@@ -9,7 +9,7 @@ from weightbus.bus.messages import Refuse
 from weightbus.bus.net.ready_queue import ReadyQueue
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.python_client.relay import _PassesOn  # pyright: ignore[reportPrivateUsage]
+from weightbus.python_client.relay import _Forwarder  # pyright: ignore[reportPrivateUsage]
 from weightbus.tests.protocol.test_passed_on import CHUNKS, EPOCH, TIMING, Chain, version
 
 
@@ -19,7 +19,7 @@ class Passing(Chain):
     def __init__(self, *below: str) -> None:
         super().__init__(*below)
         loop: Any = self  # the publisher's thread, as far as it matters
-        self.pass_on = _PassesOn(self.above.machine, ReadyQueue(), loop, lambda: "tcp://above:1")
+        self.pass_on = _Forwarder(self.above.machine, ReadyQueue(), loop, lambda: "tcp://above:1")
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
         """Call the function, as the publisher's thread does."""

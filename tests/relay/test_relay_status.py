@@ -322,8 +322,8 @@ def test_a_dropped_relay_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_forked_child_is_told_to_make_its_own() -> None:
     with Relay(NOWHERE, ANY, ["m"], name="r") as relay:
-        relay._become_copy()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        relay._mark_as_copy()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         for call in (relay.status, relay.workers, lambda: relay.wait_joined(0)):
             with pytest.raises(ClosedError, match="Make a Relay here"):
                 call()
-        relay._inherited = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        relay._is_forked_copy = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

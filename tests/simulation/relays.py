@@ -25,7 +25,7 @@ from weightbus.bus.worker.keyring import Keyring
 from weightbus.python_client.relay import (
     FEATURES,
     FIRST_EPOCH,
-    _PassesOn,  # pyright: ignore[reportPrivateUsage]
+    _Forwarder,  # pyright: ignore[reportPrivateUsage]
     _Reports,  # pyright: ignore[reportPrivateUsage]
 )
 
@@ -143,7 +143,7 @@ class Relay(Worker):
         loop = cast("PublisherLoop", self.below)  # as far as a relay knows it
         about = self.machine, self.queue, loop, lambda: self.at.endpoint
         clock = lambda: sim.now  # noqa: E731
-        self.passes_on = _PassesOn(*about, clock=clock)
+        self.passes_on = _Forwarder(*about, clock=clock)
         self.below.reports = self.reports = _Reports(self.machine, loop, self.wake, clock)
         self.passes_on.report_by(lambda report: self.do(self.reported(report)))
         sim.every_tick(self.incarnation, self, self.tick)

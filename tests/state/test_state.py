@@ -337,7 +337,7 @@ def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
         publisher.publish("m", weights(1))
         eventually(lambda: len(publisher.history("m")) == 1)
         publisher.publish("m", weights(2))
-        kept = publisher._keeper  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        kept = publisher._state_writer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         assert kept is not None
         step = 2 * state_writer.AHEAD
         for epoch in range(2**52, 2**52 + 10 * step, step):  # more than moments in a version

@@ -203,7 +203,7 @@ def test_a_removal_is_seen_without_a_descriptor(
     assert loop.granted == [["w0"]], "once, and nobody new"
     (alarm,) = [r for r in caplog.records if r.levelno >= logging.ERROR]
     assert "Too many open files" in alarm.getMessage()
-    assert "a removed file revokes its key as ever" in alarm.getMessage()
+    assert "a removed file still revokes its key" in alarm.getMessage()
     assert "`ulimit -n`" in alarm.getMessage()
     assert loop.events == [alarm.getMessage()]
 
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_found_changes_nothing_and_is_an_alarm(
     assert len(watch(allowed, looks=3).events) == 3, "as long as it lasts"
     errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
     assert len(errors) == 4
-    assert "a key whose file is removed stays good" in errors[0].getMessage()
+    assert "a key whose file is removed stays valid" in errors[0].getMessage()
     (tmp_path / "keys" / "away").rename(tmp_path / "keys" / "allowed")
     assert watch(allowed, looks=2).granted == [["w0", "w1"]]
 

@@ -279,7 +279,7 @@ def test_of_which_model_must_be_said_where_there_are_several(bus: Bus) -> None:
     publisher = bus.publisher()
     models = {"m": arrays(0), "n": arrays(0)}
     subscriber = bus.subscriber(publisher, None, models=models)
-    with pytest.raises(ValueError, match="say of which model, of m, n"):
+    with pytest.raises(ValueError, match="name its model with model=, one of m, n"):
         subscriber.receive(0, version=1)
     with pytest.raises(KeyError):
         subscriber.receive(0, version=1, model="o")
