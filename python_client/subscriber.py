@@ -169,7 +169,7 @@ class Subscriber(InOneProcess):
             )
             about = self._targets, self._ready_queue, self._running, self._loop.tell, self._calls
             self._applier = Applier(*about, chosen.before_apply, chosen.on_commit)
-            self._loop.apply_by(self._applier.in_turn)
+            self._loop.apply_by(self._applier.apply_for_waiter)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
             work = self._applier, self._ready_queue, self._loop.stop
             others = frozenset(self._targets) - files
@@ -370,7 +370,7 @@ class Subscriber(InOneProcess):
                 belongs to the parent of this forked process.
         """
         self._check_usable()
-        self._loop.apply_by(self._background.at_once)
+        self._loop.apply_by(self._background.apply_at_once)
         self._background.start()
         return self
 
@@ -426,7 +426,7 @@ class Subscriber(InOneProcess):
             read = (*self._targets,) if model is None else (model,)
             missing = partial(_missing_text, self._running, read, self._address_list)
         lock = self._applier.lock if model is None else self._applier.lock_of(model)
-        return Reading(lock, timeout, partial(Running, self._running, only), model, lacks=missing)
+        return Reading(lock, timeout, partial(Running, self._running, only), model, missing=missing)
 
     @property
     def lock(self) -> ReadingLock:

@@ -1,4 +1,4 @@
-"""Applies versions in the user's thread or in the background, with hooks, lock and reports."""
+"""Applies ready versions to targets: calls the hooks, excludes readers, reports the outcome."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ from ...codecs.errors import StateError
 from ...codecs.layout import Layout
 from .. import checks
 from ..observing.traces import SDK, on_apply
-from .calls import Calls, LateError
+from .calls import Calls, OverdueError
 from .loading import VersionInfo
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .target import Target
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.subscriber")
 
-# Seconds that an apply in the background waits for readers while later readers queue behind it.
+# Seconds that an apply in the background waits for readers, while later readers queue behind it.
 # Then the queued readers are admitted, well before their own timeout: one reader that never leaves
-# must not make all later readers fail.
+# the lock must not make all later readers fail.
 PATIENCE_SECONDS = READING_SECONDS / 2
 WARN_SECONDS = 1.0  # seconds that a version waits for readers before the log warns
-PINNED_MAX = 4  # most pinned buffers: those of one model
+PINNED_MAX = 4  # the largest number of pinned buffers: those of one model
 Memory = NDArray[np.uint8]
-NEVER: Callable[[], bool] = bool  # a `stop` function that always returns False
+NEVER: Callable[[], bool] = bool  # a function that always returns False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Update:
     """A version that was just applied.
 
     Attributes:
-        model, epoch, version: Its model id, epoch and number.
+        model, epoch, version: The version's model id, epoch and number.
         nbytes: Bytes of its tensors.
         digest: The digest of its bytes, as reported to the publisher; empty if the bytes were read
-            from shared memory and no publish asked for digests.
+            from shared memory and the publish did not request digests.
         seconds: The duration of the copy into the target.
         metadata: The publisher's metadata, as text by name.
     """
@@ -74,17 +74,17 @@ class Running:
     """The version that code in a `reading()` block reads.
 
     Attributes:
-        model: The model id; None if the block reads several models and names none.
-        update: The `Update` of the model; None if it runs no version yet.
+        model: The model id; None if the block reads several models, and `reading()` names none.
+        update: The `Update` of the model; None if the model runs no version yet.
     """
 
     __module__ = "weightbus.types"
 
     __slots__ = ("model", "update")
 
-    def __init__(self, runs: Mapping[str, Update], model: str | None) -> None:
+    def __init__(self, running: Mapping[str, Update], model: str | None) -> None:
         self.model = model
-        self.update = runs.get(model) if model is not None else None
+        self.update = running.get(model) if model is not None else None
 
     @property
     def epoch(self) -> int:
@@ -104,7 +104,7 @@ class Running:
     @property
     def _update(self) -> Update | None:
         if self.model is None:
-            raise ValueError("several models are read here: say which, reading(model=...)")
+            raise ValueError("several models are read here: name one, reading(model=...)")
         return self.update
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Running:
 
 
 class Offer(VersionInfo):
-    """A version that is about to be applied, as `before_apply` gets it.
+    """A version that is about to be applied: the argument of `before_apply`.
 
     Args:
         staged: The version in the worker's memory.
@@ -133,7 +133,7 @@ class Offer(VersionInfo):
 
 
 class Staged:
-    """A received, verified version that is applied only by `apply()`.
+    """A received and verified version that is not applied until you call `apply()`.
 
     Until `release()`, or the end of a `with` block, no newer version of its model replaces it.
 
@@ -166,9 +166,9 @@ class Staged:
     def pin(self, device: "torch.device | str") -> None:
         """Pin the version's memory, so that a CUDA device can copy directly from that memory.
 
-        If a function loads versions to a device, call this before you pause work on the old
+        If a target function loads versions to a device, call this before you pause work on the old
         weights: copies then take a fraction of the time. Pinning is slow, but happens only once for
-        each of the two buffers that versions arrive in. If pinning fails, the log warns, and the
+        each of the two buffers in which versions arrive. If pinning fails, the log warns, and the
         copies take longer.
 
         Args:
@@ -190,12 +190,12 @@ class Staged:
             timeout: Seconds to wait for the decision, and for readers to leave.
 
         Returns:
-            The version that the model runs then, even if an earlier call applied it.
-            None if it could not be applied in time; you may then call this again.
+            The version that the model runs afterwards, also if an earlier call applied it. None if
+            it could not be applied in time; you may then call this again.
 
         Raises:
             ApplyError: The version cannot be applied; the weights are unchanged. With code `gone`:
-                the publisher has aborted it.
+                the publisher has aborted the version.
             TornError: The apply failed half-way; see `Subscriber.reading`.
             ClosedError: The subscriber is closed.
             RuntimeError: The version was released.
@@ -220,13 +220,13 @@ class Staged:
 
 
 class Applier:
-    """Applies the versions that are ready, in the calling thread.
+    """Applies versions that are ready, in the calling thread.
 
     Args:
         targets: The target of each model.
-        ready_queue: Has the versions that are ready to be applied.
-        runs: The last applied version of each model; changed under `ready_queue.changed`.
-        tell: A function that sends an event to the worker's thread.
+        ready_queue: The queue of versions that are ready to be applied.
+        running: The running version of each model; changed under `ready_queue.changed`.
+        tell: A function that queues an event for the worker's thread.
         calls: Calls the user's code with a deadline.
         before_apply, on_commit: The user's hooks, or None.
     """
@@ -235,26 +235,27 @@ class Applier:
         self,
         targets: Mapping[str, Target],
         ready_queue: ReadyQueue,
-        runs: dict[str, Update],
+        running: dict[str, Update],
         tell: Callable[[LoopEvent], None],
         calls: Calls,
         before_apply: Callable[[Offer], object] | None,
         on_commit: Callable[[Update], object] | None,
     ) -> None:
-        self._targets, self._ready_queue, self._runs, self._tell = targets, ready_queue, runs, tell
+        self._targets, self._ready_queue = targets, ready_queue
+        self._running, self._tell = running, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, the layout of the running version
-        # by model, (epoch, version) that `before_apply` accepted last
+        # by model, (epoch, version) of the last version that `before_apply` accepted
         self._approved: dict[str, tuple[int, int]] = {}
         # by model, (epoch, version) of the only version to apply
         self._wanted: dict[str, tuple[int, int]] = {}
         # pinned buffers, each with its pinned pages
         self._pinned: list[tuple[NDArray[np.uint8], object]] = []
-        self._held_up = RateLimitedWarning(log, "new weights wait for who uses the old ones: %s")
-        # Models whose versions the worker's thread may apply itself: without a disk or user code.
+        self._delayed = RateLimitedWarning(log, "new weights wait for readers of the old ones: %s")
+        # Models that the worker's thread may apply versions to: no disk, no user code.
         self._quick = frozenset[str]()
         if before_apply is None and on_commit is None:
-            quick = (m for m, t in targets.items() if not (t.asks_user or t.on_disk))
+            quick = (m for m, t in targets.items() if not (t.calls_user or t.on_disk))
             self._quick = frozenset(quick)
         self.lock = ReadingLock()  # one lock for all models in memory
         for target in targets.values():
@@ -279,14 +280,13 @@ class Applier:
         patience: float = 0.0,
         stop: Callable[[], bool] = NEVER,
     ) -> Update | None:
-        """Wait until a version is ready, and apply the newest version; see `Subscriber.receive`.
+        """Wait until a version is ready, and apply the newest one; see `Subscriber.receive`.
 
         Args:
             timeout: Seconds to wait.
             models: The ids of the models whose versions may be applied; None: all.
-            patience: Once a version is ready, the least number of seconds to wait for readers to
-                leave.
-            stop: Returns whether to stop waiting. After that, nothing is applied.
+            patience: Once a version is ready, wait at least so many seconds for readers to leave.
+            stop: Returns whether to stop waiting; nothing is applied then.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
@@ -296,8 +296,8 @@ class Applier:
                 return None
             if isinstance(taken, StagedVersion):
                 until = max(deadline, time.monotonic() + patience)
-                over, update = self._attempt(taken, until, stop)
-                if over:
+                done, update = self._attempt(taken, until, stop)
+                if done:
                     return update
             elif taken.error is not None:
                 try:
@@ -321,7 +321,7 @@ class Applier:
         if epoch is None and not self._ready_queue.wait_joined(timeout, stop):
             return None
         key = (self._ready_queue.joined_epoch if epoch is None else epoch, version)
-        with self._only(model, key):
+        with self._restricted(model, key):
             return self._apply_exact(model, key, deadline, stop)
 
     def stage(self, model: str, version: int, epoch: int | None, timeout: float) -> Staged:
@@ -331,31 +331,31 @@ class Applier:
             raise TimeoutError(f"{model} version {version}: no publisher after {timeout:g} s")
         key = (self._ready_queue.joined_epoch if epoch is None else epoch, version)
         with ExitStack() as hold:
-            hold.enter_context(self._only(model, key))
+            hold.enter_context(self._restricted(model, key))
             left = max(0.0, deadline - time.monotonic())
-            done = lambda: self._running(model) == key  # noqa: E731
-            here, staged = self._ready_queue.wait_whole(model, key, left, done)
-            if here:
-                pages = partial(self._pin, staged)
-                return Staged(model, key, self._apply_staged, pages, hold.pop_all())
-        runs = self._runs.get(model)
-        which = "none" if runs is None else f"version {runs.version} of epoch {runs.epoch}"
+            done = lambda: self._key_of(model) == key  # noqa: E731
+            is_here, staged = self._ready_queue.wait_whole(model, key, left, done)
+            if is_here:
+                pin = partial(self._pin, staged)
+                return Staged(model, key, self._apply_staged, pin, hold.pop_all())
+        update = self._running.get(model)
+        which = "none" if update is None else f"version {update.version} of epoch {update.epoch}"
         raise TimeoutError(
-            f"{model} version {version} of epoch {key[0]} is not here after {timeout:g} s; "
+            f"{model} version {version} of epoch {key[0]} has not arrived after {timeout:g} s; "
             f"{which} runs"
         )
 
     def _pin(self, staged: StagedVersion | None, device: "torch.device | str") -> None:
-        """Pin a version's buffer for copies to a device; it stays pinned for later versions."""
+        """Pin a version's buffer for copies to a device; the buffer stays pinned afterwards."""
         import torch
 
         from ...codecs import device_memory
 
-        where = torch.device(device)
+        to = torch.device(device)
         pinned = staged is None or any(data is staged.data for data, _ in self._pinned)
-        if staged is None or pinned or where.type != "cuda":
+        if staged is None or pinned or to.type != "cuda":
             return
-        pages = device_memory.pinned(staged.data, where, whole=True)
+        pages = device_memory.pinned(staged.data, to, whole=True)
         self._pinned = [*self._pinned, (staged.data, pages)][-PINNED_MAX:]
 
     def _apply_staged(self, model: str, key: tuple[int, int], timeout: float) -> Update | None:
@@ -363,8 +363,8 @@ class Applier:
         return self._apply_exact(model, key, time.monotonic() + timeout, NEVER)
 
     @contextmanager
-    def _only(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Restrict a model to one version during the `with` block.
+    def _restricted(self, model: str, key: tuple[int, int]) -> Generator[None]:
+        """Apply no other version to a model during the `with` block.
 
         Raises:
             RuntimeError: The model is already restricted to a version.
@@ -373,8 +373,8 @@ class Applier:
             wanted = self._wanted.setdefault(model, key)
             if wanted is not key:
                 raise RuntimeError(
-                    f"{model}: version {wanted[1]} of epoch {wanted[0]} is awaited or staged "
-                    "already; release it first"
+                    f"{model}: another call waits for version {wanted[1]} of epoch {wanted[0]}, or "
+                    "has staged it; release that version first"
                 )
         try:
             with self._ready_queue.awaiting(model, key):
@@ -387,31 +387,32 @@ class Applier:
     def _apply_exact(
         self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]
     ) -> Update | None:
-        def done() -> bool:
-            return self._running(model) == key
+        def is_running() -> bool:
+            return self._key_of(model) == key
 
         while True:
             left = max(0.0, deadline - time.monotonic())
-            staged = self._ready_queue.take_exact(model, key, left, done, stop)
-            over, update = (True, None) if staged is None else self._attempt(staged, deadline, stop)
-            if over:
-                return self._runs[model] if self._running(model) == key else update
+            staged = self._ready_queue.take_exact(model, key, left, is_running, stop)
+            done, update = (True, None) if staged is None else self._attempt(staged, deadline, stop)
+            if done:
+                return self._running[model] if self._key_of(model) == key else update
 
-    def runs(self, model: str, key: tuple[int, int]) -> Layout | None:
-        """Return the layout of version `key` if the model runs it, else None. Needs `lock`."""
-        return self._layouts[model] if self._running(model) == key else None
+    def layout_of(self, model: str, key: tuple[int, int]) -> Layout | None:
+        """Return the layout of version `key` if the model runs it, else None. Needs its lock."""
+        return self._layouts[model] if self._key_of(model) == key else None
 
-    def _running(self, model: str) -> tuple[int, int] | None:
-        running = self._runs.get(model)
-        return None if running is None else (running.epoch, running.version)
+    def _key_of(self, model: str) -> tuple[int, int] | None:
+        """Return epoch and number of the version that a model runs; None: it runs none."""
+        update = self._running.get(model)
+        return None if update is None else (update.epoch, update.version)
 
     def _attempt(
         self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
     ) -> tuple[bool, Update | None]:
-        """Apply a version that is ready.
+        """Apply a version that is ready; put it back if readers do not leave in time.
 
         Returns:
-            Whether the caller's wait is over, and the applied version (None: none was applied).
+            Whether the caller's wait has ended, and the applied version (None: none was applied).
         """
         if staged.others:
             return self._attempt_as_one(staged, deadline, stop)
@@ -420,7 +421,7 @@ class Applier:
             if self._before_apply is not None:
                 self._approve(staged, self._before_apply)
             waits = True
-            self._targets[staged.model].ahead(staged)
+            self._targets[staged.model].prepare(staged)
             left = max(0.0, deadline - time.monotonic())
             with self._writing(lock, staged, left, lambda: self._ready_queue.closed or stop()):
                 waits = False
@@ -429,8 +430,8 @@ class Applier:
             self._put_back(staged)
             self._ready_queue.check_open()
             return True, None
-        except StaleError:  # its shared memory has a newer version now: wait for that
-            self._say(staged, "stale")
+        except StaleError:  # its shared memory has a newer version now: wait for that version
+            self._report(staged, "stale")
             return False, None
         except BaseException:
             if waits:  # for instance Ctrl-C while waiting for readers
@@ -441,7 +442,7 @@ class Applier:
     def _attempt_as_one(
         self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
     ) -> tuple[bool, Update | None]:
-        # As `_attempt`, of versions that are applied at once.
+        # Do the same as `_attempt` for versions that are applied at once.
         waits, each = True, self._in_order(staged)
         try:
             if self._before_apply is not None:
@@ -449,12 +450,12 @@ class Applier:
                 self._approve_as_one(each, self._before_apply)
                 waits = True
             for one in each:
-                self._targets[one.model].ahead(one)
-            with ExitStack() as held:
+                self._targets[one.model].prepare(one)
+            with ExitStack() as locks:
                 for lock in self._locks_of(each):
                     left = max(0.0, deadline - time.monotonic())
                     ended = lambda: self._ready_queue.closed or stop()  # noqa: E731
-                    held.enter_context(self._writing(lock, staged, left, ended))
+                    locks.enter_context(self._writing(lock, staged, left, ended))
                 waits = False
                 update = self._apply_as_one(each)
         except InUseError:
@@ -470,30 +471,30 @@ class Applier:
         return update is not None, update
 
     def _in_order(self, staged: StagedVersion) -> Sequence[StagedVersion]:
-        """Return versions to apply at once, first those that are likelier to fail.
+        """Return the versions to apply at once; the first are those that are likelier to fail.
 
-        Bytes in shared memory may be gone. User code may refuse a version, and the targets before
-        it may have no way back.
+        Versions in shared memory may be overwritten. User code may refuse a version, and targets
+        that were written before may not be able to undo that.
         """
 
         def order(one: StagedVersion) -> tuple[bool, bool, str]:
-            return one.shared is None, not self._targets[one.model].asks_user, one.model
+            return one.shared is None, not self._targets[one.model].calls_user, one.model
 
         return sorted((staged, *staged.others), key=order)
 
     def _locks_of(self, each: Sequence[StagedVersion]) -> list[ReadingLock]:
-        """Return the locks of these versions' models, in the order in which all threads wait."""
+        """Return the locks of the versions' models, in the order in which threads acquire them."""
         files = sorted(one.model for one in each if one.model in self._files)
         in_memory = [self.lock] if len(files) < len(each) else []
         return in_memory + [self._files[model] for model in files]
 
     def _put_back(self, staged: StagedVersion) -> None:
         for one in (staged, *staged.others):
-            self._say(one, "put-back")
+            self._report(one, "put-back")
         for replaced in self._ready_queue.put_back(staged):  # a newer version is ready
-            self._say(replaced, "newer")
+            self._report(replaced, "newer")
 
-    def at_once(self, staged: StagedVersion) -> bool:
+    def apply_at_once(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, unless the lock is in use.
 
         This saves the time to wake another thread.
@@ -503,25 +504,25 @@ class Applier:
         """
         if staged.model not in self._quick or self._ready_queue.closed:
             return False
-        if not self.lock.write_at_once(_doing(staged)):  # the lock is in use
+        if not self.lock.begin_write(_activity(staged)):  # the lock is in use
             return False
         update: Update | None = None
         try:
             update = self._apply(self.lock, staged, at_once=True)
         except StaleError:
-            self._say(staged, "stale")
+            self._report(staged, "stale")
         finally:
-            self.lock.written()
+            self.lock.end_write()
         if update is not None and SDK in sys.modules:
             on_apply(update)
         return True
 
-    def in_turn(self, staged: StagedVersion) -> bool:
+    def apply_for_waiter(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread, for a thread that waits in `receive`.
 
         The waiting thread itself applies versions to targets on a device, since copies belong on
-        that thread's CUDA stream. With OpenTelemetry, it applies all versions, since the span
-        belongs in that thread's context.
+        that thread's CUDA stream. With OpenTelemetry, the waiting thread applies all versions,
+        since the span belongs in that thread's context.
 
         Returns:
             Whether this call has handled the version; if not, the waiting thread must apply it.
@@ -530,7 +531,7 @@ class Applier:
             return False
         if self._targets[staged.model].devices:
             return False
-        if not self.lock.write_at_once(_doing(staged)):  # the lock is in use
+        if not self.lock.begin_write(_activity(staged)):  # the lock is in use
             return False
         try:
             turn = self._ready_queue.claim(staged.model)
@@ -539,16 +540,16 @@ class Applier:
             try:
                 turn.end(self._apply(self.lock, staged, at_once=True))
             except StaleError:
-                self._say(staged, "stale")
+                self._report(staged, "stale")
                 turn.end(None)
             except BaseException as error:  # the waiting thread will raise it
                 turn.end(None, error)
         finally:
-            self.lock.written()
+            self.lock.end_write()
         return True
 
-    def _say(self, staged: StagedVersion, what: Outcome) -> None:
-        self._tell(Report(staged.model, staged.key, what))
+    def _report(self, staged: StagedVersion, outcome: Outcome) -> None:
+        self._tell(Report(staged.model, staged.key, outcome))
 
     def _approve(self, staged: StagedVersion, before_apply: Callable[[Offer], object]) -> None:
         """Call `before_apply` once for a version, while readers still read the previous one."""
@@ -556,36 +557,37 @@ class Applier:
             return
         if self._approved.get(staged.model) == staged.key:
             return  # accepted earlier, then put back, since readers did not leave
-        self._say(staged, "taken")
-        look = partial(before_apply, Offer(staged))
+        self._report(staged, "taken")
+        call = partial(before_apply, Offer(staged))
+        overdue = partial(self._report_overdue, staged, "before_apply", lambda: True)
         try:
             with staged.reading():
-                self._calls.make(look, partial(self._late, staged, "before_apply", lambda: True))
+                self._calls.make(call, overdue)
         except StaleError:
             raise
-        except LateError as late:
-            self._returned(staged, late)
+        except OverdueError as error:
+            self._report_returned(staged, error)
         except BaseException as error:
-            self._failed(staged, error, intact=True)
+            self._raise_failure(staged, error, intact=True)
         self._approved[staged.model] = staged.key
 
     def _approve_as_one(
         self, each: Sequence[StagedVersion], before_apply: Callable[[Offer], object]
     ) -> None:
-        """Call `before_apply` for versions that are applied at once: one refused, all fail."""
+        """Call `before_apply` for versions applied at once; if it refuses one, all fail."""
         for one in each:
             try:
                 self._approve(one, before_apply)
             except StaleError as error:
                 self._drop_others(each, one, error, "failed", {})
-                self._say(one, "stale")
+                self._report(one, "stale")
                 raise
             except BaseException as error:
                 self._drop_others(each, one, error, "declined", {})
                 raise
 
     def _outdated(self, model: str, key: tuple[int, int]) -> bool:
-        running = self._runs.get(model)
+        running = self._running.get(model)
         return running is not None and (running.epoch, running.version) >= key
 
     def _writing(
@@ -593,14 +595,13 @@ class Applier:
     ) -> AbstractContextManager[None]:
         since = time.monotonic()
 
-        def waits(who: str) -> None:
-            seconds = time.monotonic() - since
-            self._tell(Waits(staged.model, staged.key, _cut(who)))
-            if seconds >= WARN_SECONDS:
-                named = f"{staged.model} version {staged.version}"
-                self._held_up.warn(f"{named} has waited {span(seconds)}: {who}", time.monotonic())
+        def waits(holders: str) -> None:
+            now, name = time.monotonic(), f"{staged.model} version {staged.version}"
+            self._tell(Waits(staged.model, staged.key, _shortened(holders)))
+            if now - since >= WARN_SECONDS:
+                self._delayed.warn(f"{name} has waited {span(now - since)}: {holders}", now)
 
-        return lock.writing(timeout, _doing(staged), stop=stop, waiting=waits)
+        return lock.writing(timeout, _activity(staged), stop=stop, waiting=waits)
 
     def _apply(
         self, lock: ReadingLock, staged: StagedVersion, *, at_once: bool = False
@@ -615,7 +616,7 @@ class Applier:
         """
         key = staged.key
         if self._outdated(staged.model, key):
-            self._say(staged, "newer")  # another thread has applied a newer version
+            self._report(staged, "newer")  # another thread has applied this or a newer version
             return None
         if not at_once:
             self._tell(Report(staged.model, key, "taken"))
@@ -624,26 +625,25 @@ class Applier:
             update = self._copy(lock, staged, target)
             was_invalid = bool(lock.invalid) and lock.mark_valid(staged.model)
             if self._on_commit is not None:
-                undo = partial(_undone, target, was_invalid=was_invalid)
-                late = partial(self._late, staged, "on_commit", undo, writes=True)
-                self._calls.make(partial(self._on_commit, update), late)
-            lies_in = target.lies_in(staged)
+                undo = partial(_undo, target, was_invalid=was_invalid)
+                overdue = partial(self._report_overdue, staged, "on_commit", undo, writes=True)
+                self._calls.make(partial(self._on_commit, update), overdue)
+            applied_bytes = target.applied_bytes(staged)
             target.settle()
-        except LateError as late:
-            self._returned(staged, late)
+        except OverdueError as error:
+            self._report_returned(staged, error)
         except BaseException as error:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
-            self._failed(staged, error, intact=_undone(target, was_invalid=was_invalid))
-        # Record the version before it is reported: code that waits for the receipt must find it
-        # here.
+            self._raise_failure(staged, error, intact=_undo(target, was_invalid=was_invalid))
+        # Record the version before the report: code that waits for the receipt must find it here.
         with self._ready_queue.lock:
-            self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
+            self._running[staged.model], self._layouts[staged.model] = update, staged.layout
             self._ready_queue.changed.notify_all()
-        kept, digest = target.asks_user and target.keeps(key), update.digest
+        kept, digest = target.calls_user and target.has_kept(key), update.digest
         about = staged.model, key
         outcome = target.detail, digest
-        self._tell(Report(*about, "applied", *outcome, bytes=lies_in, kept=kept))
+        self._tell(Report(*about, "applied", *outcome, bytes=applied_bytes, kept=kept))
         if not at_once and SDK in sys.modules:
             on_apply(update)
         return update
@@ -651,43 +651,43 @@ class Applier:
     def _apply_as_one(self, each: Sequence[StagedVersion]) -> Update | None:
         """Apply versions at once, while all of their models are locked; return the last update.
 
-        If one fails, the others are undone. What cannot be undone runs no version then, so no
-        reader sees a new version of one model beside an old version of another.
+        If one version fails, the others are undone. A model whose target cannot undo runs no
+        version then, so no reader sees a new version of one model beside an old version of another.
         """
         for one in each:
-            what: Outcome = "newer" if self._outdated(one.model, one.key) else "taken"
-            self._say(one, what)
+            outcome: Outcome = "newer" if self._outdated(one.model, one.key) else "taken"
+            self._report(one, outcome)
         each = [one for one in each if not self._outdated(one.model, one.key)]
         if not each:
             return None
         updates, memory = dict[str, Update](), dict[str, Memory | None]()
-        written = dict[str, bool]()  # by model, whether it ran no version before
+        was_invalid = dict[str, bool]()  # by model that was written, whether it ran no version
         one = each[0]
         try:
             for one in each:
                 self._check_fits(one)
             for one in each:
-                written[one.model] = one.model in self.lock_of(one.model).invalid
                 lock = self.lock_of(one.model)
+                was_invalid[one.model] = one.model in lock.invalid
                 updates[one.model] = self._copy(lock, one, self._targets[one.model])
             for one in each:
                 self.lock_of(one.model).mark_valid(one.model)
             for one in each:
                 if self._on_commit is not None:
-                    late = partial(self._late, one, "on_commit", lambda: False, writes=True)
-                    self._calls.make(partial(self._on_commit, updates[one.model]), late)
+                    overdue = partial(self._report_overdue, one, "on_commit", NEVER, writes=True)
+                    self._calls.make(partial(self._on_commit, updates[one.model]), overdue)
             for one in each:
-                memory[one.model] = self._targets[one.model].lies_in(one)
+                memory[one.model] = self._targets[one.model].applied_bytes(one)
                 self._targets[one.model].settle()
         except BaseException as error:
-            self._failed_as_one(each, one, error, written)
+            self._fail_as_one(each, one, error, was_invalid)
         with self._ready_queue.lock:
-            self._runs |= updates
+            self._running |= updates
             self._layouts |= {one.model: one.layout for one in each}
             self._ready_queue.changed.notify_all()
         for one in each:
             target, update = self._targets[one.model], updates[one.model]
-            kept = target.asks_user and target.keeps(one.key)
+            kept = target.calls_user and target.has_kept(one.key)
             text, digest, bytes_ = target.detail, update.digest, memory[one.model]
             about = one.model, one.key
             self._tell(Report(*about, "applied", text, digest, bytes=bytes_, kept=kept))
@@ -703,47 +703,48 @@ class Applier:
         if misfit := self._targets[staged.model].fault(staged.layout):
             raise StateError(misfit)
 
-    def _failed_as_one(
+    def _fail_as_one(
         self,
         each: Sequence[StagedVersion],
         culprit: StagedVersion,
         error: BaseException,
-        written: Mapping[str, bool],
+        was_invalid: Mapping[str, bool],
     ) -> NoReturn:
-        """Undo versions that were to be applied at once, report that, and raise the error.
+        """Undo versions that were to be applied at once, report them, and raise the error.
 
         Args:
             each: The versions.
-            culprit: The one that has failed.
+            culprit: The version that has failed.
             error: The error.
-            written: The models whose targets were written to, and whether each ran no version.
+            was_invalid: By model whose target was written to, whether the model ran no version.
         """
-        invalid = [*written.items()]
-        undone = {m: _undone(self._targets[m], was_invalid=w) for m, w in reversed(invalid)}
+        written = [*was_invalid.items()]
+        undone = {m: _undo(self._targets[m], was_invalid=was) for m, was in reversed(written)}
         torn = not all(undone.values())
         intact = undone.get(culprit.model, True)
-        if isinstance(error, LateError):
+        if isinstance(error, OverdueError):
             self._drop_others(each, culprit, error, "failed", undone)
-            self._returned(culprit, error)
+            self._report_returned(culprit, error)
         stale = isinstance(error, StaleError) and intact
-        again = torn or stale or not_applied("", 0, 0, error, intact=True).code == "no-memory"
-        self._drop_others(each, culprit, error, "failed" if again else "declined", undone)
+        retry = torn or stale or not_applied("", 0, 0, error, intact=True).code == "no-memory"
+        self._drop_others(each, culprit, error, "failed" if retry else "declined", undone)
         if stale:
-            self._say(culprit, "stale")
+            self._report(culprit, "stale")
             raise error
-        self._failed(culprit, error, intact=intact, what="failed" if torn and intact else None)
+        outcome: Outcome | None = "failed" if torn and intact else None
+        self._raise_failure(culprit, error, intact=intact, outcome=outcome)
 
     def _drop_others(
         self,
         each: Sequence[StagedVersion],
         culprit: StagedVersion,
         error: BaseException,
-        what: Outcome,
+        outcome: Outcome,
         undone: Mapping[str, bool],
     ) -> None:
-        """Report that versions are not applied, as one that belongs to them has failed.
+        """Report that the versions other than `culprit` are not applied, since it has failed.
 
-        `what`: the outcome of those whose models are unchanged; `undone`: whether a model is.
+        `outcome`: that of versions whose models are unchanged; `undone`: by model, whether it is.
         """
         version = f"version {culprit.version} of {culprit.model}"
         text = f"{version} has failed, which is published as one: {summary_of(error)}"
@@ -751,10 +752,10 @@ class Applier:
         for one in each:
             if one is not culprit:
                 intact = undone.get(one.model, True)
-                self._fail(one, cause, intact=intact, what=what if intact else None)
+                self._report_failure(one, cause, intact=intact, outcome=outcome if intact else None)
 
     def _copy(self, lock: ReadingLock, staged: StagedVersion, target: Target) -> Update:
-        # Copy a version into its target, and call `on_commit`; return its `Update`.
+        # Copy a version into its target; return its `Update`.
         before, digest, devices = time.perf_counter(), staged.digest, target.devices
         if devices:
             lock.reads_on(devices)
@@ -762,9 +763,9 @@ class Applier:
             lock.wait_for_readers()
         second = bool(devices) and target.from_second(staged)
         apply: Callable[[], object] = partial(target.apply, staged)
-        if target.asks_user:  # no undo: only the user's code knows what it has changed
-            late = partial(self._late, staged, "its target", lambda: False, writes=True)
-            apply = partial(self._calls.make, apply, late)
+        if target.calls_user:  # no undo: only the user's code knows what it has changed
+            overdue = partial(self._report_overdue, staged, "its target", NEVER, writes=True)
+            apply = partial(self._calls.make, apply, overdue)
         if staged.shared is None:
             apply()
         else:
@@ -776,7 +777,7 @@ class Applier:
         about = staged.model, *staged.key, nbytes, digest, seconds
         return Update(*about, dict(staged.metadata))
 
-    def _late(
+    def _report_overdue(
         self,
         staged: StagedVersion,
         what: str,
@@ -784,56 +785,56 @@ class Applier:
         *,
         writes: bool = False,
     ) -> ApplyError:
-        """Report that user code in another thread missed its deadline; return the error."""
+        """Report that user code in another thread has passed its deadline; return the error."""
         error = TimeoutError(
             f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
             "apply_timeout="
         )
-        failure = self._fail(staged, error, intact=undo(), still=True)
+        failure = self._report_failure(staged, error, intact=undo(), still=True)
         log.error("%s", failure)
         if writes:
             self.lock_of(staged.model).release_readers(staged.model, failure)
         return failure
 
-    def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
-        """Report that late code of the user has returned: the next version can be applied.
+    def _report_returned(self, staged: StagedVersion, overdue: OverdueError) -> NoReturn:
+        """Report that overdue user code has returned, so that the next version can be applied.
 
         Raises:
             ApplyError: The error that was reported at the deadline.
         """
-        kept = self._targets[staged.model].keeps(staged.key)
+        kept = self._targets[staged.model].has_kept(staged.key)
         # The publisher counts the outcome that was reported at the deadline, not this one.
         self._tell(Report(staged.model, staged.key, "declined", kept=kept))
-        raise late.failure
+        raise overdue.failure
 
-    def _failed(
+    def _raise_failure(
         self,
         staged: StagedVersion,
         error: BaseException,
         *,
         intact: bool,
-        what: Outcome | None = None,
+        outcome: Outcome | None = None,
     ) -> NoReturn:
         """Report a failed apply to readers and to the publisher; raise the error."""
-        failure = self._fail(staged, error, intact=intact, what=what)
+        failure = self._report_failure(staged, error, intact=intact, outcome=outcome)
         try:
             raise failure if isinstance(error, Exception) else error
-        finally:  # break the cycle of errors and this frame, which holds the version's memory
+        finally:  # break the cycle of errors and this frame, which refers to the version's memory
             del failure, error
 
-    def _fail(
+    def _report_failure(
         self,
         staged: StagedVersion,
         error: BaseException,
         *,
         intact: bool,
         still: bool = False,
-        what: Outcome | None = None,
+        outcome: Outcome | None = None,
     ) -> ApplyError:
-        # Report a failed apply; return the error. `intact` is true if the old version still runs.
-        # `what`: the outcome, if it does not follow from the error.
+        # Report a failed apply; return the error. `intact`: the old version still runs. `still`:
+        # the user's code has not returned. `outcome`: None if it follows from the error.
         target, misfit = self._targets[staged.model], ""
-        if intact and isinstance(error, StateError):  # the target may have changed meanwhile
+        if intact and isinstance(error, StateError):  # the user may have changed the target
             misfit = target.fault(staged.layout)
         if misfit:
             failure = rejected(staged.model, *staged.key, "layout-mismatch", misfit)
@@ -842,29 +843,29 @@ class Applier:
         if not intact:
             self.lock_of(staged.model).mark_invalid(staged.model, failure)
             with self._ready_queue.changed:
-                self._runs.pop(staged.model, None)
+                self._running.pop(staged.model, None)
                 self._ready_queue.changed.notify_all()
-        full: Outcome = "failed" if failure.code == "no-memory" else "declined"
-        what = what or (full if intact else "torn")
-        kept, text = target.keeps(staged.key), misfit or summary_of(error)
+        if_intact: Outcome = "failed" if failure.code == "no-memory" else "declined"
+        outcome = outcome or (if_intact if intact else "torn")
+        kept, text = target.has_kept(staged.key), misfit or summary_of(error)
         report = Report(
-            staged.model, staged.key, what, text, still=still, kept=kept, misfit=bool(misfit)
+            staged.model, staged.key, outcome, text, still=still, kept=kept, misfit=bool(misfit)
         )
         self._tell(report)
         return failure
 
 
-def _doing(staged: StagedVersion) -> str:
+def _activity(staged: StagedVersion) -> str:
     return f"applying {staged.model} version {staged.key[1]}"
 
 
-def _cut(text: str) -> str:
-    """Return a text, cut to the longest label that a message may have."""
+def _shortened(text: str) -> str:
+    """Return a text, shortened to the longest label that a message may have."""
     return text if len(text) <= LABEL_MAX else f"{text[: LABEL_MAX - 1]}…"
 
 
-def _undone(target: Target, *, was_invalid: bool) -> bool:
-    """Undo a target's last apply; return whether the target has its previous version again."""
+def _undo(target: Target, *, was_invalid: bool) -> bool:
+    """Undo a target's last apply; return whether the model runs its previous version again."""
     try:
         return target.undo() and not was_invalid
     except Exception:

@@ -1,7 +1,7 @@
 """Runs blocking calls in threads for coroutines; a cancelled call ends early and loses no result.
 
-Each call has its own thread. The event loop's executor has few threads for all users, so a call
-that waits for hours would block other users there.
+Each call has its own thread: a call that waits for hours would occupy one of the few threads that
+all code shares in the event loop's executor.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# seconds to wait for a cancelled call: its copy must end, but a hook may hang
-OUTLAST_SECONDS = 10.0
+# seconds to wait until a cancelled call ends: its copy must be complete, but a hook may hang
+CANCEL_SECONDS = 10.0
 
 
 class CancelToken:
-    """Makes a waiting thread stop when its caller is cancelled: `token()` then returns True.
+    """Ends a thread's wait when its caller is cancelled: `token()` then returns True.
 
     Args:
-        wake: A function that makes the thread check the token.
+        wake: A function that makes the waiting thread call the token.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -39,7 +39,7 @@ class CancelToken:
 async def in_thread(
     work: Callable[[], T],
     name: str,
-    cut: Callable[[], object] | None = None,
+    cancel: Callable[[], object] | None = None,
     keep: "Callable[[Future[T]], object] | None" = None,
 ) -> T:
     """Run `work` in a new thread with this task's context, and return its result.
@@ -47,11 +47,11 @@ async def in_thread(
     Args:
         work: The function to call.
         name: The thread's name.
-        cut: Called when this task is cancelled; makes `work` end soon. The task then waits until
-            `work` has ended.
+        cancel: Called when this task is cancelled; makes `work` end soon. The task then waits until
+            `work` has ended, but at most CANCEL_SECONDS.
         keep: Called with the future of a cancelled call, once `work` has ended.
     """
-    loop, over, future = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
+    loop, ended, future = asyncio.get_running_loop(), asyncio.Event(), Future[T]()
 
     def run() -> None:
         try:
@@ -59,26 +59,26 @@ async def in_thread(
         except BaseException as error:  # also SystemExit: the awaiting task raises it
             future.set_exception(error)
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(over.set)
+            loop.call_soon_threadsafe(ended.set)
 
     context = copy_context()
     threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
     try:
-        await over.wait()
+        await ended.wait()
     except asyncio.CancelledError:
-        if cut is not None:
-            cut()
-        await _outlast(over)
+        if cancel is not None:
+            cancel()
+        await _wait_cancelled(ended)
         if keep is not None:
             future.add_done_callback(keep)
         raise
     return future.result()
 
 
-async def _outlast(over: asyncio.Event) -> None:
-    """Wait for `over`, even if this task is cancelled again."""
-    deadline = asyncio.get_running_loop().time() + OUTLAST_SECONDS
-    while not over.is_set() and asyncio.get_running_loop().time() < deadline:
+async def _wait_cancelled(ended: asyncio.Event) -> None:
+    """Wait for `ended`, even if this task is cancelled again; at most CANCEL_SECONDS."""
+    deadline = asyncio.get_running_loop().time() + CANCEL_SECONDS
+    while not ended.is_set() and asyncio.get_running_loop().time() < deadline:
         with suppress(asyncio.CancelledError, TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await over.wait()
+                await ended.wait()

@@ -1,6 +1,6 @@
 """Applies versions in the background: in separate threads, or small ones in the worker's thread.
 
-No object here refers to the subscriber, so the garbage collector can close a started subscriber.
+No object here refers to the subscriber, so a started subscriber that is dropped can be collected.
 """
 
 import logging
@@ -26,9 +26,9 @@ class Background:
     Args:
         name: The worker's name.
         applier: Applies the versions.
-        ready_queue: Has the versions that are ready to be applied.
+        ready_queue: The queue of versions that are ready to be applied.
         stop: A function that ends the worker.
-        others: The ids of models whose targets are in memory.
+        others: The ids of models whose targets are not files.
         files: The ids of models whose targets are files.
 
     Attributes:
@@ -51,26 +51,26 @@ class Background:
         self.error: WeightBusError | None = None
 
     def start(self) -> None:
-        for models in self._shares():
+        for models in self._models_by_thread():
             first = not self.threads
             name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
             apply = partial(self._run, models, first=first)
             thread = threading.Thread(target=apply, name=name, daemon=True)
             thread.start()
-            self.threads.append(thread)  # `close` joins it, so it must have started
+            self.threads.append(thread)  # after its start: `close` joins all of these
 
-    def _shares(self) -> list[frozenset[str]]:
+    def _models_by_thread(self) -> list[frozenset[str]]:
         """Return the model ids of each thread. Files have separate threads: disks may be slow."""
-        shares = [self._others]
-        shares += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
-        return [models for models in shares if models]
+        found = [self._others]
+        found += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
+        return [models for models in found if models]
 
-    def at_once(self, staged: StagedVersion) -> bool:
-        """Apply a version as `Applier.at_once` does; return whether that handled the version."""
+    def apply_at_once(self, staged: StagedVersion) -> bool:
+        """Do as `Applier.apply_at_once`, but keep an error and return True."""
         try:
-            return self._applier.at_once(staged)
+            return self._applier.apply_at_once(staged)
         except BaseException as error:  # an error must not end the worker's thread
-            self._note(error)
+            self._log_and_keep(error)
         return True
 
     def _run(self, models: frozenset[str], *, first: bool) -> None:
@@ -89,22 +89,22 @@ class Background:
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:
-                if first:  # all threads get this error, so one of them records it
+                if first:  # all threads get this error: only the first one keeps it
                     self._keep(error)
                 if self._ready_queue.wait_closed(1.0):
                     return
             except BaseException as error:  # for instance a hook's sys.exit()
-                self._note(error)
+                self._log_and_keep(error)
 
-    def _note(self, error: BaseException) -> None:
-        known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
-        cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
-        log.error("%s: %s", self._name, on_one_line(known), exc_info=cause)
-        self._keep(known)
+    def _log_and_keep(self, error: BaseException) -> None:
+        ours = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
+        cause = ours.__cause__ if isinstance(ours, ApplyError) and ours.code == "apply" else None
+        log.error("%s: %s", self._name, on_one_line(ours), exc_info=cause)
+        self._keep(ours)
 
-    def _keep(self, known: WeightBusError) -> None:
-        for each in (known, known.__cause__):  # keep the errors without their frames' locals
+    def _keep(self, error: WeightBusError) -> None:
+        for each in (error, error.__cause__):  # keep the errors without their frames' locals
             clear_frames(each.__traceback__ if each is not None else None)
         with self._ready_queue.changed:
-            self.error = known
+            self.error = error
             self._ready_queue.changed.notify_all()

@@ -1,7 +1,7 @@
 """Calls the user's code, with a deadline for each call. (W24)
 
-A call runs in the thread that makes it, and cannot be stopped. When its deadline passes, another
-thread reports the failure, and the result of the call is then ignored.
+A call runs in the thread that makes it, and cannot be stopped. If its deadline passes, another
+thread reports the failure, and the result of the call is ignored.
 """
 
 import logging
@@ -19,8 +19,8 @@ log = logging.getLogger("weightbus.subscriber")
 T = TypeVar("T")
 
 
-class LateError(Exception):
-    """Raised when a call returns after its deadline, with `failure`, the error reported then."""
+class OverdueError(Exception):
+    """Raised when a call ends after its deadline. `failure`: the error that was reported then."""
 
     def __init__(self, failure: ApplyError) -> None:
         super().__init__(str(failure))
@@ -29,16 +29,16 @@ class LateError(Exception):
 
 @dataclass(eq=False)
 class _Call:
-    """A call in progress: its deadline `due`, and `give_up`, which reports a missed deadline."""
+    """A call in progress: its `deadline`, and a function that reports that this has passed."""
 
-    due: float
-    give_up: Callable[[], ApplyError]
-    failure: ApplyError | None = None  # the error that `give_up` returned
-    giving_up: threading.Thread | None = None  # the thread that calls `give_up`
+    deadline: float
+    report_overdue: Callable[[], ApplyError]
+    failure: ApplyError | None = None  # the error that `report_overdue` returned
+    reporter: threading.Thread | None = None  # the thread that calls `report_overdue`
 
-    def over(self) -> None:
+    def report(self) -> None:
         """Report that the deadline has passed."""
-        self.failure = self.give_up()
+        self.failure = self.report_overdue()
 
 
 class Calls:
@@ -60,48 +60,47 @@ class Calls:
         """Whether any call is in progress."""
         return bool(self._under_way)
 
-    def make(self, work: Callable[[], T], give_up: Callable[[], ApplyError]) -> T:
+    def make(self, work: Callable[[], T], report_overdue: Callable[[], ApplyError]) -> T:
         """Call the user's code and return its result; only one thread at a time does so.
 
         Args:
             work: The user's code.
-            give_up: A function that reports the failure and returns the error. Another thread calls
-                it if `work` has not returned by the deadline.
+            report_overdue: A function that reports the failure and returns the error. Another
+                thread calls it if `work` has not returned by the deadline.
 
         Raises:
-            LateError: `work` returned, or raised an Exception, after the deadline.
-            BaseException: `work` raised it before the deadline; or, at any time, `work` raised an
-                error that is not an Exception.
+            OverdueError: `work` returned, or raised an Exception, after the deadline.
+            BaseException: `work` raised an Exception before the deadline, or, at any time, an
+                exception of another class, such as SystemExit.
         """
         with self._turn:
-            return self._make(_Call(time.monotonic() + self.seconds, give_up), work)
+            return self._make(_Call(time.monotonic() + self.seconds, report_overdue), work)
 
     def _make(self, call: _Call, work: Callable[[], T]) -> T:
-        # Run `work` as the call `call`; see `make`.
         with self._lock:
             self._under_way.add(call)
         try:
-            done = work()
+            result = work()
         except Exception as error:
             self._end(call, error)
             raise
         except BaseException:
             with self._lock:
                 self._under_way.discard(call)
-            if call.giving_up is not None:  # its undo ends before the caller undoes
-                call.giving_up.join()
+            if call.reporter is not None:  # both undo the apply: this thread after the reporter
+                call.reporter.join()
             raise
         self._end(call, "it has returned")
-        return done
+        return result
 
     def _end(self, call: _Call, how: object) -> None:
         with self._lock:
             self._under_way.discard(call)
-        if call.giving_up is not None:
-            call.giving_up.join()
-            assert call.failure is not None  # noqa: S101 - `give_up` does not fail
+        if call.reporter is not None:
+            call.reporter.join()
+            assert call.failure is not None  # noqa: S101 - `report_overdue` does not fail
             log.warning("%s; too late: %r", call.failure, how)
-            raise LateError(call.failure) from (how if isinstance(how, Exception) else None)
+            raise OverdueError(call.failure) from (how if isinstance(how, Exception) else None)
 
     def look(self) -> None:
         """Check the calls' deadlines. The worker's thread does this often: it must not block."""
@@ -110,10 +109,10 @@ class Calls:
         with self._lock:
             now = time.monotonic()
             for call in self._under_way:
-                if call.giving_up is None and now >= call.due:
-                    thread = threading.Thread(target=call.over, name="weightbus-overdue")
+                if call.reporter is None and now >= call.deadline:
+                    thread = threading.Thread(target=call.report, name="weightbus-overdue")
                     thread.daemon = True
                     # no thread can be started: retry at the next check
                     with suppress(RuntimeError):
                         thread.start()
-                        call.giving_up = thread
+                        call.reporter = thread

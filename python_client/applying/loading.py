@@ -1,4 +1,4 @@
-"""Targets that are functions: an engine loads versions directly from the bus's memory."""
+"""Applies versions by calling a user's function, which loads them from the bus's memory."""
 
 import atexit
 import ctypes
@@ -29,8 +29,8 @@ log = logging.getLogger("weightbus.subscriber")
 class UnchangedError(WeightBusError):
     """Raise this in a target function that has not changed any weights.
 
-    The previous version then still runs. After any other exception no version runs, because only
-    the function knows what it has changed.
+    The previous version then still runs. After any other exception no version runs, since only the
+    function knows what it has changed.
     """
 
     __module__ = "weightbus"
@@ -40,25 +40,25 @@ class UnreadableTargetError(WeightBusError):
     """The content of a target cannot be read back."""
 
 
-# What `Pairs.keep` keeps. These references keep the versions' segments locked even if the user
-# drops the release function; otherwise the publisher would reuse the memory.
-_HELD: set[ExitStack] = set()
-HELD_WARN = 4  # number of kept versions from which on the log warns
+# For each version that `Pairs.keep` keeps, a stack that unlocks its segment. Kept here, since the
+# publisher would reuse the memory if the user dropped the release function.
+_KEPT: set[ExitStack] = set()
+KEPT_WARN = 4  # the log warns once so many versions are kept
 
 
 def _release(hold: ExitStack) -> None:
-    _HELD.discard(hold)
+    _KEPT.discard(hold)
     hold.close()
 
 
 @atexit.register
 def _release_all() -> None:
-    while _HELD:  # unlock while the modules that this needs still exist
-        _HELD.pop().close()
+    while _KEPT:  # unlock while the modules that this needs still exist
+        _KEPT.pop().close()
 
 
 class VersionInfo:
-    """The public attributes of a staged version, before it is applied."""
+    """The attributes of a staged version that users see before it is applied."""
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, (self.epoch, self.version) = staged.model, staged.key
@@ -69,11 +69,11 @@ class VersionInfo:
 class Pairs(VersionInfo):
     """The tensors of a version for a target function, valid until that function returns.
 
-    Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
-    tied tensor appears once under each of its names. All are views of the bus's memory, without a
-    copy. Do not write to them: a numpy array raises, but a write to a torch tensor in the
-    publisher's memory crashes the process. Do not use them after the function has returned, unless
-    you called `keep()`: the memory will hold another version.
+    Iterating yields (name, torch tensor) pairs; `arrays()` yields (name, numpy array) pairs. A tied
+    tensor appears once under each of its names. All are views of the bus's memory, not copies. Do
+    not write to them: a numpy array raises, but a write to a torch tensor in the publisher's memory
+    crashes the process. Do not use them after the function has returned, unless you called
+    `keep()`: the memory is then used for another version.
 
     Args:
         staged: The version in the bus's memory.
@@ -90,7 +90,7 @@ class Pairs(VersionInfo):
     def __init__(self, staged: StagedVersion) -> None:
         super().__init__(staged)
         self._layout = staged.layout
-        # Every numpy and torch view refers to `lent`, so `_viewed` can detect views that remain.
+        # Every numpy and torch view refers to `exposed`, so `_viewed` detects views that remain.
         exposed = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
         vars(exposed)["owner"] = staged.data
         data = np.frombuffer(memoryview(exposed), np.uint8)
@@ -105,48 +105,48 @@ class Pairs(VersionInfo):
 
     def __iter__(self) -> "Iterator[tuple[str, torch.Tensor]]":
         for name in self._layout.names():
-            yield name, self._lent().tensors[self._layout.by_name(name).name]
+            yield name, self._valid_section().tensors[self._layout.by_name(name).name]
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield (name, read-only numpy array) pairs."""
         for name in self._layout.names():
-            yield name, self._lent().arrays[self._layout.by_name(name).name]
+            yield name, self._valid_section().arrays[self._layout.by_name(name).name]
 
     def keep(self) -> Callable[[], None]:
         """Keep the tensors valid after the target function returns, until you release them.
 
-        This is for an engine that runs directly on these tensors. The bus then needs other memory
-        for the next version: one more buffer of its size for each version that is kept.
+        This is for an engine that runs directly on these tensors. For each version that is kept,
+        the bus then needs one more buffer of the version's size.
 
         Returns:
-            A function that releases the tensors. Call it in any thread once nothing uses them.
+            A function that releases the tensors. Call it, in any thread, once nothing uses them.
 
         Raises:
             RuntimeError: The target function has returned, or `keep` was called before.
         """
-        self._lent()
+        self._valid_section()
         if self.kept:
             raise RuntimeError(f"{self.model} version {self.version} cannot be kept twice")
-        assert self._staged is not None  # noqa: S101 - set as long as the tensors are
+        assert self._staged is not None  # noqa: S101 - set as long as `_section` is
         hold = ExitStack()
-        # OverwrittenError is raised at the release, too late to act on
+        # an OverwrittenError is raised at the release: too late to act on it
         hold.enter_context(suppress(OverwrittenError))
         hold.enter_context(self._staged.reading())
         self.kept = True
-        _HELD.add(hold)
-        if len(_HELD) == HELD_WARN:
+        _KEPT.add(hold)
+        if len(_KEPT) == KEPT_WARN:
             log.warning(
                 "%s version %d is the %dth version in this process that is kept and not released: "
-                "call what `keep()` returned once nothing uses the tensors",
-                *(self.model, self.version, HELD_WARN),
+                "call the function that `keep()` returned once nothing uses the tensors",
+                *(self.model, self.version, KEPT_WARN),
             )
         return partial(_release, hold)
 
-    def _lent(self) -> Section:
+    def _valid_section(self) -> Section:
         if self._section is None:
             raise RuntimeError(
-                f"{self.model} version {self.version}: the function that was to load it has "
-                "returned, and its tensors are no longer there; load them all before"
+                f"{self.model} version {self.version}: its tensors are not valid any more, since "
+                "the function that loads it has returned; load all tensors before it returns"
             )
         return self._section
 
@@ -163,7 +163,7 @@ class FunctionTarget(Target):
         load: The function; it takes a `Pairs`.
     """
 
-    asks_user = True
+    calls_user = True
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
@@ -198,12 +198,12 @@ class FunctionTarget(Target):
         if viewed and not self._warned:
             self._warned = True
             log.warning(
-                "%s: the function that loads it has kept views of its tensors, which will change: "
-                "copy what is to stay, or call `keep()` first",
+                "%s: the function that loads it has kept views of its tensors, whose memory will "
+                "be overwritten: copy the tensors, or call `keep()` first",
                 staged.model,
             )
 
-    def keeps(self, key: tuple[int, int]) -> bool:
+    def has_kept(self, key: tuple[int, int]) -> bool:
         """Return whether the function called `keep()` for this version."""
         return key == self._kept
 
@@ -216,10 +216,10 @@ class FunctionTarget(Target):
 
 
 def _check_done(returned: object) -> None:
-    """Raise TypeError if the function returned a coroutine or a generator.
+    """Check that the function did not return a coroutine or a generator, which loads nothing.
 
     Raises:
-        TypeError: The function returned an object that nothing runs, so nothing was loaded.
+        TypeError: It did.
     """
     if inspect.isawaitable(returned) or inspect.isgenerator(returned):
         close = getattr(returned, "close", None)
@@ -227,5 +227,5 @@ def _check_done(returned: object) -> None:
             close()
         raise TypeError(
             f"the function that loads versions has returned a {type(returned).__name__}, which "
-            "nothing runs: have it load them before it returns"
+            "nothing runs: load the version before the function returns"
         )

@@ -1,4 +1,4 @@
-"""Logs values that a narrower dtype cannot hold."""
+"""Logs which tensors lost values, since a narrower dtype cannot hold them."""
 
 import logging
 
@@ -18,8 +18,8 @@ class OverflowLog:
 
     def note(self, version: str, found: LostValues) -> str:
         """Return a sentence on the values that a version lost; log each tensor only once."""
-        news = {name: each for name, each in found.items() if name not in self._logged}
-        if news:
-            self._logged.update(news)
-            self._log.warning("%s: %s; BF16 has the range of F32", version, sentence(news))
+        new = {name: each for name, each in found.items() if name not in self._logged}
+        if new:
+            self._logged.update(new)
+            self._log.warning("%s: %s; BF16 has the range of F32", version, sentence(new))
         return sentence(found)

@@ -1,4 +1,4 @@
-"""`Part`: a target that takes slices of the published tensors, such as those of one rank."""
+"""`Part` is a target that receives only slices of the published tensors, such as one rank's."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from ...codecs.leaves import Leaf
 from ...codecs.parts import Box
 from ...codecs.words import printable
 
-Side = slice | tuple[int, int] | None  # of one dimension
+Side = slice | tuple[int, int] | None  # the interval in one dimension; None: all of it
 Slices = Mapping[str, Side | Sequence[Side]]
 
 
 class Part:
-    """A target that takes a part of each version, so that only this part is received and kept.
+    """A target for a part of each version: only this part is received and stored.
 
     Give it to `Subscriber` in place of the target, such as on a rank of a tensor-parallel engine:
 
@@ -27,15 +27,15 @@ class Part:
 
     Args:
         target: A target as for `Subscriber`. Each of its tensors has the shape of its slice.
-        slices: What to take of a published tensor, by name: for each dimension a `slice` of step 1,
-            a pair (begin, end), or None for all of it. Dimensions that are left out are whole; for
-            a tensor of one sliced dimension, the first, that alone will do. Of a module, TensorDict
-            or mapping, tensors without an entry are taken whole; a function or a file gets the
-            named tensors only.
+        slices: Which slice of a published tensor to receive, by name: for each dimension a `slice`
+            of step 1, a pair (begin, end), or None for all of it. You may leave out the last
+            dimensions, if they are whole, and give a single `slice` or pair for the first. A
+            module, TensorDict or mapping gets tensors without an entry whole; a function or a file
+            gets only the named tensors.
 
-    `Settings(resident=True)` has no effect on a part: it is copied. A worker that takes a part gets
-    no patches, and cannot be verified from outside (`weightbus
-    verify`). Its acknowledgement has the digest of the whole version.
+    `Settings(resident=True)` has no effect on a part, which is copied. A worker that receives a
+    part gets no patches, and cannot be verified from outside (`weightbus verify`). Its
+    acknowledgement has the digest of the whole version.
     """
 
     __module__ = "weightbus"
@@ -49,18 +49,18 @@ class Part:
 
 
 def _sides(name: str, sides: Side | Sequence[Side]) -> tuple[Side, ...]:
-    """Return a slice for each dimension, checked as far as the shape is unknown."""
-    pair = isinstance(sides, tuple) and len(sides) == 2 and all(type(x) is int for x in sides)
-    given = (sides,) if sides is None or isinstance(sides, slice) or pair else (*sides,)
+    """Return `sides` as a tuple, after the checks that need no shape."""
+    is_pair = isinstance(sides, tuple) and len(sides) == 2 and all(type(x) is int for x in sides)
+    given = (sides,) if sides is None or isinstance(sides, slice) or is_pair else (*sides,)
     for side in given:
         if side is None:
             continue
         if isinstance(side, slice):
             start, stop, step = cast("tuple[object, ...]", (side.start, side.stop, side.step))
-            fine = step in (None, 1) and all(x is None or type(x) is int for x in (start, stop))
+            valid = step in (None, 1) and all(x is None or type(x) is int for x in (start, stop))
         else:
-            fine = isinstance(side, tuple) and [type(x) for x in side] == [int, int]
-        if not fine:
+            valid = isinstance(side, tuple) and [type(x) for x in side] == [int, int]
+        if not valid:
             raise ValueError(
                 f"slices[{name!r}] has {side!r}; give a slice of step 1, a pair (begin, end), or "
                 "None for each dimension"
@@ -74,25 +74,25 @@ def boxes_of(
     *,
     strict: bool,
 ) -> Boxes:
-    """Return a function that returns the box of each tensor to take, for a layout.
+    """Return a function that returns, for a layout, the box of each tensor to receive.
 
     Args:
         slices: The slices by name, as `Part` has them.
-        names: Returns the names of all tensors to take; None: those of `slices`.
-        strict: Whether every published tensor must be taken.
+        names: Returns the names of all tensors to receive; None: those of `slices`.
+        strict: Whether the target must have every published tensor.
 
-    The function raises a LayoutError if the slices do not fit the layout.
+    The returned function raises a LayoutError if the slices do not fit the layout.
     """
 
     def boxes(layout: Layout) -> Mapping[str, Box | None]:
-        taken = {*slices} if names is None else {*names()}
-        extra = sorted({*layout.names()} - taken) if strict and names is not None else []
+        wanted = {*slices} if names is None else {*names()}
+        extra = sorted({*layout.names()} - wanted) if strict and names is not None else []
         if extra:
             shown = printable(extra[0], NAME_SHOWN)
             more = f", and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise LayoutError(f"{shown}{more}: published, not in the target")
         found = dict[str, Box | None]()
-        for name in sorted(taken):
+        for name in sorted(wanted):
             sides = slices.get(name)
             found[name] = None if sides is None else _box(layout, name, sides)
         return found
@@ -101,7 +101,7 @@ def boxes_of(
 
 
 def _box(layout: Layout, name: str, sides: tuple[Side, ...]) -> Box | None:
-    """Return begin and end in each dimension; None if the layout has no such tensor."""
+    """Return (begin, end) in each dimension; None if the layout does not have the tensor."""
     try:
         shape = layout.by_name(name).shape
     except KeyError:
@@ -124,14 +124,14 @@ def _box(layout: Layout, name: str, sides: tuple[Side, ...]) -> Box | None:
 
 
 def local_part(target: object, leaves: Mapping[str, Leaf]) -> "Part | None":
-    """Return the part that this rank has of a target with `DTensor`s; None if it has none.
+    """Return this rank's part of a target with `DTensor`s; None if the target has no `DTensor`.
 
     Args:
         target: A module, TensorDict or mapping.
-        leaves: Its tensors by name.
+        leaves: The target's tensors by name.
 
     Raises:
-        StateError: A tensor is sharded in another way than into slices.
+        StateError: A tensor is not sharded into slices.
     """
     sharding = sys.modules.get("torch.distributed.tensor")  # without it, there are no DTensors
     if sharding is None or not any(isinstance(x, sharding.DTensor) for x in leaves.values()):
@@ -144,8 +144,8 @@ def local_part(target: object, leaves: Mapping[str, Leaf]) -> "Part | None":
         box = held.box() if isinstance(held, PlacedShards) else None
         if box is None and hasattr(held, "parts"):
             raise StateError(
-                f"{entry.name}: this rank has no slice of it that the worker knows; give the local "
-                "tensors, and weightbus.Part with the slice of each"
+                f"{entry.name}: the worker cannot find out which slice of it this rank has; give a "
+                "weightbus.Part of the local tensors, with the slice of each"
             )
         local[entry.name] = held.mine() if isinstance(held, PlacedShards) else cast("Leaf", held)
         if box is not None:

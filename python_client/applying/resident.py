@@ -1,9 +1,9 @@
-"""Resident models: their tensors are in one memory mapping of the bus, in the order of a layout.
+"""Resident models: a model is moved into one memory mapping of the bus, in layout order.
 
 A version in staging memory is applied by exchanging pages with the model, in a time that hardly
-depends on the size. Parameters stay the same objects, and `data_ptr` does not change after the
-move. After an apply, the staging memory holds the bytes of the previous version, so the apply can
-be undone.
+depends on the size. Parameters stay the same objects, and `data_ptr` changes only in the move.
+After an apply, the staging memory has the bytes of the previous version, so the apply can be
+undone.
 """
 
 import logging
@@ -42,10 +42,10 @@ log = logging.getLogger("weightbus.subscriber")
 
 M = TypeVar("M")
 
-CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict: its one storage
+CONSOLIDATED = "_consolidated"  # attribute of a consolidated TensorDict: its single storage
 
-# the mappings, by address of the first byte
-_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()
+# the mappings of resident models, by address of the first byte
+_MAPPINGS: WeakValueDictionary[int, Pages] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class _Tied:
 
 
 class ResidentMemory:
-    """The memory of a resident model, and marks by which a change of the model is detected.
+    """The memory of a resident model, and marks with which a change of the model is detected.
 
     Attributes:
-        layout: The order of the model's tensors.
-        memory: The tensors' bytes, `layout.nbytes` of them.
+        layout: The layout of the model's tensors in the memory.
+        memory: The tensors' bytes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ResidentMemory:
         self._tensors = [tensor for each in tied for tensor in each.objects]
 
     def has(self, model: object) -> bool:
-        """Return whether all tensors of a model are still in this memory, and none was added."""
+        """Return whether the model's tensors are the same as before, and still in this memory."""
         try:
             return _outline(model).marks == self._outline
         except StateError:
@@ -95,13 +95,13 @@ class ResidentMemory:
 
 
 def resident(model: M) -> M:
-    """Move the parameters and buffers of a model into one piece of memory, in layout order.
+    """Move the parameters and buffers of a model into one block of memory, in layout order.
 
     The tensors stay the same objects, each with its own storage, so saving one of them does not
-    save the others. Tied tensors stay tied. Only tensors that a version contains move: a
-    non-persistent buffer does not. A model that is resident already is not moved again. A
+    save the others. Tied tensors stay tied. Only tensors that a version contains are moved: a
+    non-persistent buffer is not. A model that is resident already is not moved again. A
     consolidated `TensorDict` becomes an ordinary one, as after `unlock_()`, since its single
-    storage has another order.
+    storage is not in layout order.
 
     Call this before you make views of the weights (`weight.data`, a flat copy of parameters): views
     keep the old memory. Do not register this memory with a device or a network card
@@ -130,7 +130,7 @@ def residence_of(model: object, layout: Layout) -> ResidentMemory:
         MemoryError: Too little memory is free for a second copy.
     """
     tied = _tied(model, layout)
-    memory = _inhabited(tied, layout)
+    memory = _memory_of(tied, layout)
     if memory is None:
         memory = memory_of(layout.nbytes)
         _move_in(tied, memory)
@@ -138,7 +138,7 @@ def residence_of(model: object, layout: Layout) -> ResidentMemory:
             delattr(model, CONSOLIDATED)
         pages = pages_of(memory)
         if pages is not None:
-            _RESIDENCES[address_of(memory)] = pages
+            _MAPPINGS[address_of(memory)] = pages
     return ResidentMemory(layout, memory, _outline(model), tied)
 
 
@@ -154,18 +154,18 @@ def _outline(model: object) -> Outline:
         outline = outline_of(tuple(leaves), [*leaves.values()])
     if outline is None:
         raise StateError(
-            f"a {type(model).__name__} cannot be resident: its state_dict() has hooks or is its "
-            "own, or it holds tensors that are not plain"
+            f"a {type(model).__name__} cannot be resident: its state_dict() has hooks or is "
+            "overridden, or it has tensors of special classes"
         )
     return outline
 
 
 def _check_loading(model: object) -> None:
-    """Raise StateError if loading weights into a model runs code of the model."""
+    """Raise StateError if loading weights into a model calls code of the user's."""
     if calls_users(model):
         raise StateError(
-            f"a {type(model).__name__} makes something of its weights when they are loaded, which "
-            "an exchange of pages does not"
+            f"a {type(model).__name__} runs code of its own when weights are loaded, which an "
+            "exchange of pages does not"
         )
 
 
@@ -178,7 +178,7 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
     leaves = named_leaves(model, in_place=True)
     by_name = _identity_by_name(layout, leaves)
     if by_name is None or not layout.aligned:
-        raise StateError("only a model of exactly the published tensors can be resident")
+        raise StateError("only a model with exactly the published tensors can be resident")
     objects: dict[Hashable, list[torch.Tensor]] = {}
     for leaf in _outline(model).leaves:
         if not is_tensor(leaf):
@@ -220,12 +220,12 @@ def _storage_of(model: object) -> int | None:
 
 
 def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | None) -> None:
-    """Check that each tensor can move, and that no tensor that stays shares a storage with it.
+    """Check that each tensor can be moved, and shares its storage with no tensor that stays.
 
-    The storage at address `whole` (None: no such storage) moves as a whole, with all its tensors.
+    The storage at address `whole` (None: no such storage) is moved with all its tensors.
 
     Raises:
-        StateError: A tensor cannot move.
+        StateError: A tensor cannot be moved.
     """
     storages: dict[int, str] = {}
     for each in tied:
@@ -242,17 +242,17 @@ def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | Non
         name = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
         if name is not None:
             raise StateError(
-                f"{name} cannot be resident: a tensor that no version carries is part of it"
+                f"{name} cannot be resident: a tensor that versions do not have shares its storage"
             )
 
 
-def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
-    """Return the memory that has all these tensors in layout order already; None if none has."""
+def _memory_of(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
+    """Return the mapping that has all tensors in layout order already; None if there is none."""
     first = next(iter(tied), None)
     if first is None:
         return None
     address = first.objects[0].data_ptr() - first.spec.begin
-    pages = _RESIDENCES.get(address)
+    pages = _MAPPINGS.get(address)
     if pages is None or any(
         tensor.data_ptr() != address + each.spec.begin for each in tied for tensor in each.objects
     ):
@@ -262,12 +262,12 @@ def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
 
 
 def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
-    """Move all tensors: copy all values, then let all objects use the new memory."""
-    places = [of_torch().owner(each.spec, memory) for each in tied]
-    of_torch().copy(places, [each.objects[0] for each in tied])
-    for each, place in zip(tied, places, strict=True):
+    """Move all tensors: copy all values, then make all objects use the new memory."""
+    views = [of_torch().owner(each.spec, memory) for each in tied]
+    of_torch().copy(views, [each.objects[0] for each in tied])
+    for each, view in zip(tied, views, strict=True):
         for tensor in each.objects:
-            tensor.data = place
+            tensor.data = view
 
 
 class ResidentTarget(Target):
@@ -281,10 +281,10 @@ class ResidentTarget(Target):
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
         self._residence: ResidentMemory | None = None
-        self._unfit: Layout | None = None  # a layout in which the model cannot be resident
+        self._failed_layout: Layout | None = None  # a layout in which the model cannot be resident
         self._before: NDArray[np.uint8] | None = None  # the old bytes, after an exchange of pages
         self._warned = False
-        self.asks_user = copying.asks_user
+        self.calls_user = copying.calls_user
 
     @property
     def devices(self) -> "frozenset[torch.device]":
@@ -320,14 +320,14 @@ class ResidentTarget(Target):
         self._copying.apply(staged)
         self.detail = self._copying.detail
 
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+    def applied_bytes(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Return memory with the bytes of `staged`: the model's own after an exchange of pages."""
         if self._before is not None and self._residence is not None:
             return self._residence.memory
-        return self._copying.lies_in(staged)
+        return self._copying.applied_bytes(staged)
 
     def undo(self) -> bool:
-        """Restore the previous bytes; return whether the model has them."""
+        """Restore the previous bytes; return whether the model has these again."""
         before, self._before = self._before, None
         if before is None or self._residence is None:
             return self._copying.undo()
@@ -343,18 +343,18 @@ class ResidentTarget(Target):
         self._copying.settle()
 
     def _resident(self, layout: Layout) -> ResidentMemory | None:
-        """Return the model's memory; first move the model if necessary. None if that fails."""
+        """Return the model's memory, after moving the model if needed; None if the move fails."""
         residence = self._residence
         if residence is not None and residence.layout == layout and residence.has(self._model):
             return residence
         self._residence = None
-        if layout == self._unfit:
+        if layout == self._failed_layout:
             return None
         try:
             _check_loading(self._model)
             self._residence = residence_of(self._model, layout)
         except (StateError, MemoryError) as error:
-            self._unfit = layout
+            self._failed_layout = layout
             self._warn(error)
         return self._residence
 

@@ -1,4 +1,4 @@
-"""`Target`: the interface of everything that a version can be applied to."""
+"""`Target` is the base class of everything that a version can be applied to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -19,31 +19,31 @@ Sums = list[int | None]
 
 
 class Target(ABC):
-    """An object that versions can be applied to. The default methods are for any kind of target.
+    """An object that versions can be applied to, such as a model in memory or a file.
 
     Attributes:
-        asks_user: Whether `apply` calls the user's code; that code may be slow and has a deadline.
+        calls_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
         detail: A remark on the last `apply` for the publisher's receipt; empty: none.
-        boxes: Returns which slices of a layout's tensors the target takes; None: it takes all.
+        boxes: Returns which slices of a layout's tensors the target needs; None: it needs all.
         on_disk: Whether the target is a file: a disk may be slow, and readers need no lock.
     """
 
-    asks_user = False
+    calls_user = False
     on_disk = False
     detail = ""
     boxes: Boxes | None = None
 
     def take_part(self, boxes: Boxes) -> None:
-        """Take only these slices of each version."""
+        """Restrict the target to these slices of each version."""
         self.boxes = boxes
 
     @property
     def devices(self) -> "frozenset[torch.device]":
-        """The CUDA devices of the target's tensors, as far as they are known."""
+        """The CUDA devices of the target's tensors, as far as known."""
         return frozenset()
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Return whether `apply(staged)` will read the version's second copy, on a device."""
+        """Return whether `apply(staged)` will read the publisher's second copy, on a device."""
         del staged
         return False
 
@@ -52,8 +52,8 @@ class Target(ABC):
         del layout
         return ""
 
-    def ahead(self, staged: StagedVersion) -> None:
-        """Prepare to apply `staged` while readers still read; do not change the target."""
+    def prepare(self, staged: StagedVersion) -> None:
+        """Prepare to apply `staged`, while readers still read: do not change the target."""
         del staged
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Target(ABC):
     def undo(self) -> bool:
         """Undo the last `apply`; return whether the target has its previous content again.
 
-        The caller calls this if `apply`, or the user's hook after `apply`, has failed.
+        Called if `apply`, or the user's hook after it, has failed.
         """
 
     @abstractmethod
@@ -72,18 +72,18 @@ class Target(ABC):
         """Make the last `apply` final: release the previous content."""
 
     def expected(self) -> Expected:
-        """Return upper bounds of the size of a version that fits the target."""
+        """Return upper bounds on the size of a version that fits the target."""
         return Expected()
 
-    def keeps(self, key: tuple[int, int]) -> bool:
+    def has_kept(self, key: tuple[int, int]) -> bool:
         """Return whether the user still uses the memory of version `key` after its `apply`."""
         del key
         return False
 
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+    def applied_bytes(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Return memory that has the bytes of `staged`, just applied; None if there is none."""
         return staged.private_bytes
 
     @abstractmethod
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Compute checksums of the current content, step by step: see `codecs.apply.summing`."""
+        """Compute checksums of the current content, in steps: see `codecs.apply.summing`."""

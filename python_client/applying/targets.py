@@ -1,10 +1,10 @@
-"""The kinds of targets that a worker's versions are applied to.
+"""Makes a `Target` from each object that a user gives a Subscriber as a target:
 
 nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in place
 a path                                                               written, then renamed
 a function                                                           called to load it (`loading`)
 
-`RenamedTarget` wraps any of them for a version with other tensor names.
+`RenamedTarget` wraps any of them if the published tensor names differ from the target's.
 """
 
 import logging
@@ -41,10 +41,10 @@ from .target import Names, Sums, Target
 if TYPE_CHECKING:
     import torch
 
-# Other publishers may add spaces, aliases and metadata to the layout of the same tensors.
+# Other publishers may add spaces, aliases and metadata to the layout header of the same tensors.
 LAYOUT_SLACK_BYTES = 2**20
 LAYOUTS_MAX = 4  # renamed layouts that are cached
-READERS_MAX = 4  # cached readers: of two staging buffers, or of a publisher's blocks
+READERS_MAX = 4  # readers that are cached: for two staging buffers, or a publisher's blocks
 
 
 log = logging.getLogger("weightbus.subscriber")
@@ -80,17 +80,17 @@ class MemoryTarget(Target):
         # The differences between the target and the next version: that version, the value of
         # `_writes` when they were compared, and the differences. Each apply increments `_writes`
         # when it begins and ends, so that differences found during an apply are not used.
-        self._differ: tuple[StagedVersion, int, Differences] | None = None
+        self._differences: tuple[StagedVersion, int, Differences] | None = None
         self._writes = 0
         self._overflows = OverflowLog(log)
         self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # readers of recently used buffers
-        self._begun = False  # whether the last apply may have changed the target
-        self.asks_user = calls_users(target)
+        self._changed = False  # whether the last apply may have changed the target
+        self.calls_user = calls_users(target)
         self.devices, self._on_devices = devices_within(target)  # updated with each new buffer
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Return whether the version's copy on a device is mapped, since all tensors are on it."""
+        """Return whether all tensors are on the device of the version's copy, which is mapped."""
         if not self.devices:
             return False
         note = staged.note if self._on_devices and not staged.hash_chunks else b""
@@ -115,14 +115,14 @@ class MemoryTarget(Target):
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         return summing(layout, self._target, names, sums)
 
-    def ahead(self, staged: StagedVersion) -> None:
+    def prepare(self, staged: StagedVersion) -> None:
         """Pin a new buffer for the target's devices, or find the elements that a patch changes."""
-        self._differ = None
+        self._differences = None
         data, layout = staged.data, staged.layout
         known = [r for old, r in self._readers if old.data is data and old.layout is layout]
         if not known:
-            now, self._on_devices = devices_within(self._target)
-            self.devices = now  # pyright: ignore[reportIncompatibleMethodOverride]
+            devices, self._on_devices = devices_within(self._target)
+            self.devices = devices  # pyright: ignore[reportIncompatibleMethodOverride]
             if self.devices:
                 self._reader(staged).pin(self.devices)
             return
@@ -131,13 +131,13 @@ class MemoryTarget(Target):
         writes = self._writes
         with suppress(Exception):  # `apply` raises the error
             found = known[0].differences(self._target, strict=self._strict, cast=self._cast)
-            self._differ = None if found is None else (staged, writes, found)
+            self._differences = None if found is None else (staged, writes, found)
 
     def apply(self, staged: StagedVersion) -> None:
-        """Copy all tensors into the target, or only the differences that `ahead` has found."""
-        differ, self._differ = self._differ, None
-        only = differ[2] if differ and differ[:2] == (staged, self._writes) else None
-        self._begun, self._writes = False, self._writes + 1
+        """Copy all tensors into the target, or only the differences that `prepare` has found."""
+        found, self._differences = self._differences, None
+        only = found[2] if found and found[:2] == (staged, self._writes) else None
+        self._changed, self._writes = False, self._writes + 1
         reader = self._reader(staged)
         reader.begun = False
         try:
@@ -146,21 +146,21 @@ class MemoryTarget(Target):
             else:
                 reader.copy_into(self._target, strict=self._strict, cast=self._cast, only=only)
         finally:
-            self._begun = reader.begun
+            self._changed = reader.begun
         if reader.lost or self.detail:
             version = f"{staged.model} version {staged.key[1]}"
             self.detail = self._overflows.note(version, reader.lost)
 
     def undo(self) -> bool:
-        """Return whether the last apply has changed nothing. Previous bytes are not kept."""
+        """Return whether the last apply has changed nothing: it cannot restore previous bytes."""
         self._writes += 1
-        return not self._begun
+        return not self._changed
 
     def settle(self) -> None:
-        """Record the end of the apply. There are no previous bytes to release."""
+        """Record the end of the apply; there are no previous bytes to release."""
         self._writes += 1
 
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+    def applied_bytes(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """Return the staging buffer, which still has the version; None if it is in a segment."""
         return staged.data if staged.shared is None else None
 
@@ -170,7 +170,7 @@ class MemoryTarget(Target):
         known = [r for old, r in alike if old.data is data and old.layout is layout]
         reader = known[0] if known else Reader(layout, data)
         if not known:
-            # do not cache: unaligned tensors were copied from this version
+            # do not cache: the reader has copies of this version's unaligned tensors
             if not reader.section.aligned():
                 return reader
             alike = [each for each in alike if each[0].layout is layout]
@@ -188,19 +188,19 @@ class RenamedTarget(Target):
 
     def __init__(self, target: Target, renaming: Renaming) -> None:
         self._target, self._renaming = target, renaming
-        self.asks_user, self.on_disk = target.asks_user, target.on_disk
+        self.calls_user, self.on_disk = target.calls_user, target.on_disk
         if target.boxes is not None:
             self.boxes = partial(self._renamed_boxes, target.boxes)
 
-        # Cached (layout, renamed layout, names); the tuple is replaced, since two threads read it.
-        self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
-        # the version seen last, and its renamed form
-        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None
+        # Cached (layout, renamed layout, names). Two threads read the tuple, so replace it whole.
+        self._cached: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
+        # the version that was renamed last, and the renamed version
+        self._last: tuple[StagedVersion, StagedVersion] | None = None
 
     def fault(self, layout: Layout) -> str:
         """Return why a layout cannot be renamed, or does not fit the target; "" if it fits."""
         try:
-            renamed, _ = self._of(layout)
+            renamed, _ = self._rename_layout(layout)
         except (StateError, LayoutError) as error:
             return str(error)
         return self._target.fault(renamed)
@@ -210,32 +210,32 @@ class RenamedTarget(Target):
         return self._target.devices
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Do as the target does, with the renamed version."""
-        if self._looked_at is None or self._looked_at[0] is not staged:
-            self._looked_at = staged, self._here(staged)
-        return self._target.from_second(self._looked_at[1])
+        """Return what the target returns for the renamed version."""
+        if self._last is None or self._last[0] is not staged:
+            self._last = staged, self._rename(staged)
+        return self._target.from_second(self._last[1])
 
     def expected(self) -> Expected:
-        """Return the target's bounds, without that of the layout: names change in length."""
+        """Return the target's bounds, without the layout's: renaming changes its length."""
         return Expected(self._target.expected().nbytes)
 
     def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
         """Compute checksums under the target's names."""
-        renamed, became = self._of(layout)
-        return self._target.summing(renamed, [became[name] for name in names], sums)
+        renamed, own_names = self._rename_layout(layout)
+        return self._target.summing(renamed, [own_names[name] for name in names], sums)
 
-    def ahead(self, staged: StagedVersion) -> None:
+    def prepare(self, staged: StagedVersion) -> None:
         """Prepare the target for the renamed version."""
-        self._looked_at = staged, self._here(staged)
-        self._target.ahead(self._looked_at[1])
+        self._last = staged, self._rename(staged)
+        self._target.prepare(self._last[1])
 
     def apply(self, staged: StagedVersion) -> None:
         """Apply the renamed version.
 
-        If `ahead` renamed `staged`, pass the same renamed object, which the target recognises.
+        If `prepare` renamed `staged`, pass the same renamed object, which the target recognises.
         """
-        known, self._looked_at = self._looked_at, None
-        self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
+        last, self._last = self._last, None
+        self._target.apply(last[1] if last and last[0] is staged else self._rename(staged))
         self.detail = self._target.detail
 
     def undo(self) -> bool:
@@ -244,30 +244,30 @@ class RenamedTarget(Target):
     def settle(self) -> None:
         self._target.settle()
 
-    def keeps(self, key: tuple[int, int]) -> bool:
-        return self._target.keeps(key)
+    def has_kept(self, key: tuple[int, int]) -> bool:
+        return self._target.has_kept(key)
 
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        return self._target.lies_in(staged)
+    def applied_bytes(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        return self._target.applied_bytes(staged)
 
     def _renamed_boxes(self, boxes: Boxes, layout: Layout) -> Mapping[str, Box | None]:
-        """Return the slices by the published names, from those by the target's names."""
-        renamed, became = self._of(layout)
+        """Return the slices by published name; `boxes` returns them by the target's names."""
+        renamed, own_names = self._rename_layout(layout)
         own = boxes(renamed)
-        return {name: own[mine] for name, mine in became.items() if mine in own}
+        return {name: own[mine] for name, mine in own_names.items() if mine in own}
 
-    def _here(self, staged: StagedVersion) -> StagedVersion:
-        return structs.replace(staged, layout=self._of(staged.layout)[0])
+    def _rename(self, staged: StagedVersion) -> StagedVersion:
+        return structs.replace(staged, layout=self._rename_layout(staged.layout)[0])
 
-    def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
-        """Return a layout under the target's names, and the target's name of each tensor."""
-        for known, renamed, became in self._known:
-            if known is layout:
-                return renamed, became
-        became = self._renaming.of(layout.names())
-        renamed = layout.renamed(became)
-        self._known = (*self._known[1 - LAYOUTS_MAX :], (layout, renamed, became))
-        return renamed, became
+    def _rename_layout(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
+        """Return the layout with the target's names; and the target's name, by published name."""
+        for cached, renamed, own_names in self._cached:
+            if cached is layout:
+                return renamed, own_names
+        own_names = self._renaming.of(layout.names())
+        renamed = layout.renamed(own_names)
+        self._cached = (*self._cached[1 - LAYOUTS_MAX :], (layout, renamed, own_names))
+        return renamed, own_names
 
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
@@ -285,18 +285,18 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
 
 
 def by_id(models: object) -> Mapping[str, object]:
-    """Return `models`, checked: it maps model ids to targets, and is not itself a target.
+    """Check that `models` maps model ids to targets, and is not itself a target; return it.
 
     Raises:
-        ValueError: `models` is not such a mapping, or has no valid ids.
+        ValueError: `models` is not such a mapping, has no or too many models, or an invalid id.
     """
-    outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
+    example = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
     if is_tensordict(models) or not isinstance(models, Mapping):
-        raise ValueError(f"models={_shown(models)} does not map model ids to targets: {outer}")
+        raise ValueError(f"models={_shown(models)} does not map model ids to targets: {example}")
     named = cast("Mapping[str, object]", models)
     if named and all(map(_is_tensor, named.values())):
         what = f"models= has tensors by name ({next(iter(named))!r}, ...), not targets by model id"
-        raise ValueError(f"{what}: {outer}")
+        raise ValueError(f"{what}: {example}")
     if not 1 <= len(named) <= MODELS_MAX:
         what = f"models={_shown(named)} has {len(named)} targets"
         raise ValueError(f"{what}: give 1 to {MODELS_MAX}, by model id")
@@ -312,7 +312,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def is_function(named: object) -> bool:
-    """Return whether a target is a function. (A module is callable, but no function.)"""
+    """Return whether a target is a function. (A module is callable, too, but not a function.)"""
     return callable(named) and not (is_module(named) or isinstance(named, Mapping))
 
 
@@ -325,14 +325,14 @@ def targets_of(
     renaming: Renaming | None = None,
     keep: Callable[[object, Target], Target] | None = None,
 ) -> dict[str, Target]:
-    """Return a `Target` for each of the user's models; a `Target` is returned as it is.
+    """Return a `Target` for each of the user's targets; a `Target` is returned unchanged.
 
     Args:
         models: The user's targets, by model id.
         strict, cast, sole_writer: As in `MemoryTarget`.
         renaming: Maps published names to the targets' names, for all models.
-        keep: A function that returns the target to use for a model in memory, given the model and
-            the target that copies to it. None: use the copying target.
+        keep: A function that returns the target to use for a model in memory; its arguments are the
+            model and the target that copies to it. None: use the copying target.
 
     Raises:
         ValueError: A value in `models` is not a target.
@@ -389,7 +389,7 @@ def _warn_of_shared_memory(models: Mapping[str, Mapping[str, Leaf]]) -> None:
         log.warning(
             "models %r and %r share memory here (%s and %s%s): a version of either overwrites a "
             "part of the other. Publish both as one model, such as nn.ModuleDict, or give each "
-            "memory of its own",
+            "its own memory",
             one,
             other,
             name,

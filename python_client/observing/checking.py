@@ -69,7 +69,7 @@ class Checker:
     def _look(self, check: Check) -> Checked:
         # Compute the checksums, while no version is applied.
         key, sums, nbytes = (check.epoch, check.version), list[int | None](), 0
-        lock, runs = self._applier.lock_of(check.model), self._applier.runs
+        lock, runs = self._applier.lock_of(check.model), self._applier.layout_of
         with lock.reading(BUSY_SECONDS, check.model):
             layout = runs(check.model, key)
         if layout is None:

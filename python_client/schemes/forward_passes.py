@@ -109,7 +109,7 @@ class ForwardPasses:
         last: Reading[None] | None = getattr(self._own, "last", None)
         free = me not in self._inside and asyncio._get_running_loop() is None  # noqa: SLF001
         # reusing a reader costs half as much as a new one
-        if last is not None and free and last.again():
+        if last is not None and free and last.begin_again():
             self._inside[me] = [last]
             return
         if self._inside.setdefault(me, []):
@@ -117,7 +117,7 @@ class ForwardPasses:
             # over: torch calls no hook after a KeyboardInterrupt, so end such passes here.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
         alive = self._is_under_way
-        begun = Reading(self.lock, self._timeout, _none, doing="a forward pass", alive=alive)
+        begun = Reading(self.lock, self._timeout, _none, activity="a forward pass", alive=alive)
         begun.__enter__()
         self._inside.setdefault(me, []).append(begun)
 

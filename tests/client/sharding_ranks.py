@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,8 @@ def kept(me: ShardRank) -> None:
         me.saw["connected and compared again"] = connects.call_count, compares.call_count
         me.error("a failure", partial(me.publish, {"x": torch.ones(1 + (me.rank == 1))}))
         me.saw["after a failure to agree"] = connects.call_count
-        with ExitStack() as undo:
-            if me.rank == 1:
-                undo.enter_context(
-                    patch.object(Round, "send_bytes", side_effect=StateError("broken"))
-                )
+        fails = patch.object(Round, "send_bytes", side_effect=StateError("broken"))
+        with fails if me.rank == 1 else nullcontext():
             begun = time.monotonic()
             me.error("a broken round", partial(me.publish, made))
             me.saw["broken after"] = time.monotonic() - begun

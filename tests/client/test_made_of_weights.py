@@ -119,7 +119,7 @@ def test_pages_are_not_exchanged_under_what_was_made_of_them(
         trainer.wait_for_workers(1, timeout=SECONDS)
         send(trainer, source)
     assert torch.equal(answers(worker), answers(source))
-    assert "a Transposed makes something of its weights when they are loaded" in caplog.text
+    assert "a Transposed runs code of its own when weights are loaded" in caplog.text
 
 
 def test_what_a_load_keeps_does_not_change_with_the_next_version(trainer: Publisher) -> None:

@@ -306,7 +306,7 @@ def test_a_block_may_end_in_another_thread(pool: ThreadPoolExecutor) -> None:
 
 def test_a_block_is_for_one_at_a_time() -> None:
     block = ReadingLock().reading(0)
-    with block, pytest.raises(RuntimeError, match=r"begun already .* call reading\(\) for each"):
+    with block, pytest.raises(RuntimeError, match=r"begun already .* call reading\(\) again"):
         block.__enter__()
     with block:
         pass
@@ -366,7 +366,7 @@ def test_one_that_awaits_is_told_and_refused_where_it_would_stop_its_loop(
         with lock.reading(0):  # nobody wants to write: that there are two is fine
             pass
         written = writing(lock, pool)
-        with pytest.raises(RuntimeError, match=r"stand still .*answer.*async with worker.reading"):
+        with pytest.raises(RuntimeError, match=r"would block .*answer.*async with worker.reading"):
             lock.reading(SECONDS).__enter__()
         leave.set()
         await answering
@@ -406,7 +406,9 @@ def test_who_would_write_in_a_coroutine_does_not_stop_its_loop() -> None:
             await asyncio.sleep(0)
         with pytest.raises(InUseError):
             lock.writing(0).__enter__()
-        with pytest.raises(RuntimeError, match=r"stands still .*read.*await worker.receive_await"):
+        with pytest.raises(
+            RuntimeError, match=r"call would block.*read.*await worker.receive_await"
+        ):
             lock.writing(SECONDS).__enter__()
         leave.set()
         await reading

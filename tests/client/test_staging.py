@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_told_when_it_is_staged(bus: Bus) -> None:
     publisher.publish("m", arrays(1, size=3), require=0, settings=Settings(wait="none"))
     with pytest.raises(ApplyError, match=r"shape|differ"):
         worker.stage(SECONDS, version=1)
-    with pytest.raises(TimeoutError, match=r"m version 2 .* is not here after 0 s"):
+    with pytest.raises(TimeoutError, match=r"m version 2 .* has not arrived after 0 s"):
         worker.stage(0.0, version=2)
     publisher.publish("m", arrays(1), settings=Settings(wait="none"))
     assert worker.receive(SECONDS) is not None
@@ -141,7 +141,7 @@ def test_the_end_of_one_does_not_end_what_is_staged_next(
     def telling(event: LoopEvent) -> None:
         if isinstance(event, Wanted):
             told.append(event.key)
-            with pytest.raises(RuntimeError, match="release it first"):
+            with pytest.raises(RuntimeError, match="release that version first"):
                 worker.stage(0.0, version=2)
         tell(event)
 

@@ -100,10 +100,10 @@ def test_what_is_looked_at_stays_in_memory_whatever_a_reader_does(
 def test_an_interrupt_before_a_version_is_applied_loses_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ahead, here = MemoryTarget.ahead, {"w": np.zeros(3, np.float32)}
+    ahead, here = MemoryTarget.prepare, {"w": np.zeros(3, np.float32)}
 
     def interrupted(*_: object) -> None:
-        monkeypatch.setattr(MemoryTarget, "ahead", ahead)
+        monkeypatch.setattr(MemoryTarget, "prepare", ahead)
         raise KeyboardInterrupt
 
     hooked = Settings(shared_memory=False, on_commit=print)  # so that this thread applies
@@ -112,7 +112,7 @@ def test_an_interrupt_before_a_version_is_applied_loses_none(
         Subscriber(publisher.address, {"m": here}, name="w", settings=hooked) as worker,
     ):
         published = publisher.publish_async("m", {"w": np.ones(3, np.float32)}, expect=1)
-        monkeypatch.setattr(MemoryTarget, "ahead", interrupted)
+        monkeypatch.setattr(MemoryTarget, "prepare", interrupted)
         with pytest.raises(KeyboardInterrupt):
             worker.receive(timeout=SECONDS)
         update = worker.receive(timeout=SECONDS)
@@ -162,12 +162,12 @@ def test_what_differs_alone_is_written_if_nobody_else_writes(
 ) -> None:
     bench = Bench(sole_writer=sole_writer)
     staged = bench.next(patch)
-    bench.target.ahead(staged)
+    bench.target.prepare(staged)
     bench.model["w"][100] = 5.0  # who does so has said that nobody does
     bench.apply(staged)
     assert bench.right is mended
     staged = bench.next()
-    bench.target.ahead(staged)
+    bench.target.prepare(staged)
     bench.apply(staged)
     assert bench.right, "the next version mends it"
 
@@ -176,7 +176,7 @@ def test_what_users_wrote_before_is_mended() -> None:
     bench = Bench()
     bench.model["w"][100] = 5.0
     staged = bench.next()
-    bench.target.ahead(staged)
+    bench.target.prepare(staged)
     bench.apply(staged)
     assert bench.right
 
@@ -184,21 +184,21 @@ def test_what_users_wrote_before_is_mended() -> None:
 def test_who_has_looked_before_another_version_was_applied_copies_all() -> None:
     bench = Bench()
     staged = bench.next()
-    bench.target.ahead(staged)
-    differ = bench.target._differ  # noqa: SLF001 # pyright: ignore
+    bench.target.prepare(staged)
+    differ = bench.target._differences  # noqa: SLF001 # pyright: ignore
     other = StagedVersion("m", (1, 1), bench.layout, np.ones_like(bench.data), "")
     for moment in ("before", "meanwhile", "failed"):
         if moment == "meanwhile":  # somebody looks while it is applied, and is done before it is
             bench.target.apply(other)
-            bench.target.ahead(staged)
+            bench.target.prepare(staged)
             bench.target.settle()
         elif moment == "failed":
             bench.target.apply(other)
-            bench.target.ahead(staged)
+            bench.target.prepare(staged)
             bench.target.undo()
         else:
             bench.apply(other)
-            bench.target._differ = differ  # noqa: SLF001 # pyright: ignore
+            bench.target._differences = differ  # noqa: SLF001 # pyright: ignore
         bench.model["w"][:] = 9.0  # as if it had come after that look
         bench.apply(staged)
         assert bench.right, moment

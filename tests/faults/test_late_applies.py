@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from weightbus import ApplyError, Settings, Subscriber, TornError
-from weightbus.python_client.applying.calls import Calls, LateError
+from weightbus.python_client.applying.calls import Calls, OverdueError
 from weightbus.tests.client.test_apply import runs
 from weightbus.tests.client.test_bus import SECONDS, Bus, arrays
 from weightbus.types import Offer, Pairs, Update
@@ -195,7 +195,7 @@ def test_a_call_is_given_up_once_and_whatever_it_does_is_late() -> None:
             calls.look()
         raise KeyError
 
-    with pytest.raises(LateError) as caught:
+    with pytest.raises(OverdueError) as caught:
         calls.make(work, give_up)
     assert (str(caught.value.failure), given_up) == ("late", ["weightbus-overdue"])
     assert isinstance(caught.value.__cause__, KeyError)
@@ -212,7 +212,7 @@ def test_where_no_thread_can_be_started_it_is_given_up_later(
             calls.look()
         calls.look()
 
-    with pytest.raises(LateError):
+    with pytest.raises(OverdueError):
         calls.make(work, lambda: error_of("late"))
 
 

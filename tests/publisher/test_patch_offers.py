@@ -725,7 +725,7 @@ def test_a_patch_is_made_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> No
         bases, one = Bases("a"), offer(0)
         two = VersionOffer.of("a", LAYOUT, CHUNK, PlainSnapshot(bits.view(np.uint8)))
         hash_all(two)
-        monkeypatch.setattr(bases, "chosen", lambda *_, classes=classes: Way(classes, 2.0))
+        monkeypatch.setattr(bases, "choose", lambda *_, classes=classes: Way(classes, 2.0))
         bases.offer(one, "auto", [PatchCandidate(None)])
         bases.offer(two, "auto", runs(one))
         [patch] = two.patches

@@ -411,7 +411,7 @@ class Applying:
     def lock_of(self, _model: str) -> ReadingLock:
         return self.lock
 
-    def runs(self, _model: str, _key: tuple[int, int]) -> Layout | None:
+    def layout_of(self, _model: str, _key: tuple[int, int]) -> Layout | None:
         return self.layout if len(self.free) < self.steps_of_version else None
 
     def summing(self, _layout: Layout, names: list[str], sums: list[int | None]) -> Iterator[int]:
