@@ -5,11 +5,11 @@ file, so a publish copies them once, from the page cache into its own memory. On
 
 A mapped file shows bytes that are written into the file later, and reading beyond the end of a
 truncated file kills the process (SIGBUS). So a caller that expects changes, such as a watcher,
-passes `load=True`: then the files are read into memory, and rejected if they changed meanwhile.
+passes `load=True`: the files are then read into memory, and rejected if they changed during that.
 Other callers can check `changed` after they have used the tensors.
 
-A path is one of: a file; a folder with one safetensors file; a folder with shards and their index,
-as Hugging Face writes them; that index.
+The path of a checkpoint is that of a safetensors file; of a folder with one such file; of a folder
+with shards and their index, as Hugging Face writes them; or of that index.
 """
 
 import mmap
@@ -44,7 +44,7 @@ Progress = Callable[[int], None]  # called with the number of bytes since the la
 
 
 class File(NamedTuple):
-    """The identity of a file's content: every write changes some of these fields.
+    """The identity of a file's content: every write changes at least one of these fields.
 
     Attributes:
         name, inode, size: The file's name, inode number and size in bytes.
@@ -77,7 +77,7 @@ class Checkpoint:
     Attributes:
         path: The path that was opened.
         parts: The files.
-        stamp: The files' identities when they were opened; see `stamp_of`.
+        stamp: The files' identities when the checkpoint was opened; see `stamp_of`.
         aliases: For each additional name of a tied tensor, the name under which it is stored.
     """
 
@@ -99,7 +99,7 @@ class Checkpoint:
 
     @cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata in the files, such as `format`, without the entries for ties and order."""
+        """The files' metadata, such as `format`, without the entries for tied names and order."""
         texts: dict[str, str] = {}
         for part in self.parts:
             texts.update(part.layout.metadata)
@@ -107,22 +107,22 @@ class Checkpoint:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of a publish of this checkpoint, however it is divided into files."""
+        """The layout of a publish of this checkpoint, regardless of its division into files."""
         groups: dict[str, list[str]] = {
             spec.name: [spec.name] for part in self.parts for spec in part.layout.tensors
         }
-        for alias, kept in self.aliases.items():
-            groups[kept].append(alias)
+        for alias, name in self.aliases.items():
+            groups[name].append(alias)
         entries: list[tuple[str, str, tuple[int, ...]]] = []
         aliases: dict[str, str] = {}
-        for kept, names in groups.items():
-            spec, (first, *others) = self.spec(kept), names
+        for stored, names in groups.items():
+            spec, (first, *others) = self.spec(stored), names
             entries.append((first, spec.dtype, spec.shape))
             if spec.nbytes:
                 aliases.update(dict.fromkeys(others, first))
             else:  # tensors without elements cannot share memory
                 entries.extend((name, spec.dtype, spec.shape) for name in others)
-        # With several shards, no file has the order of all names; the division must not matter.
+        # With several shards, no file has the order of all names: then use the default order.
         order = self.parts[0].layout.names() if len(self.parts) == 1 else ()
         return Layout.plan(entries, aliases, names=order)
 
@@ -148,7 +148,7 @@ class Checkpoint:
                     numpy_dtype(spec.dtype)
                 except StateError as error:
                     raise CheckpointError(
-                        f"{part.path}: {spec.name!r} is {spec.dtype}, which no array can hold, so "
+                        f"{part.path}: {spec.name!r} is {spec.dtype}, a dtype that numpy lacks, so "
                         "it cannot be published from a file; store it as U8, or in another dtype"
                     ) from error
             arrays.update(as_arrays(part.layout, part.data))
@@ -180,7 +180,7 @@ class Checkpoint:
 def stamp_of(path: Path) -> Stamp:
     """Return the identity of each file of a checkpoint; () if there are no files.
 
-    Each write to a file changes the result.
+    Every write to a file changes the result.
     """
     if is_index(path):
         path = path.parent
@@ -225,7 +225,7 @@ def open_checkpoint(
     opened = Checkpoint(path, parts, stamp)
     if load and opened.changed():
         raise CheckpointError(
-            f"{path} was written while it was read; read it again once it is done"
+            f"{path} was written while it was read; read it again once the write has ended"
         )
     return opened
 
@@ -246,15 +246,15 @@ def _open_file(path: Path, load: bool, progress: Progress | None) -> CheckpointF
             raise CheckpointError(f"{path} cannot be published: {error}") from error
         except LayoutError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
-        held = size - len(header)
-        if held != layout.nbytes:
-            what = "cut short, or still being written" if held < layout.nbytes else "damaged"
+        nbytes = size - len(header)
+        if nbytes != layout.nbytes:
+            what = "cut short, or still being written" if nbytes < layout.nbytes else "damaged"
             raise CheckpointError(
-                f"{path} is {what}: its header describes {layout.nbytes} bytes of tensors, and it "
-                f"holds {held}; copy or download it again"
+                f"{path} is {what}: its header describes {layout.nbytes} bytes of tensors, but the "
+                f"file has {nbytes}; copy or download it again"
             )
         return CheckpointFile(
-            path, layout, _read(file, path, held, progress) if load else _map(file, held)
+            path, layout, _read(file, path, nbytes, progress) if load else _map(file, nbytes)
         )
 
 
@@ -268,30 +268,30 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
             raise CheckpointError(f"{path} is {other}")
         raise CheckpointError(
             f"{path} is not a safetensors file: its first 8 bytes would announce a header of "
-            f"{length} bytes, and at most {LAYOUT_BYTES_MAX} are allowed"
+            f"{length} bytes, but at most {LAYOUT_BYTES_MAX} are allowed"
         )
     header = prefix + file.read(length)
     if len(header) < PREFIX_BYTES + length:
         raise CheckpointError(
-            f"{path} is cut short, or still being written: it has {size} bytes, and its header "
+            f"{path} is cut short, or still being written: it has {size} bytes, but its header "
             "alone is longer; copy or download it again"
         )
     return header
 
 
-def _map(file: BufferedReader, held: int) -> Bytes:
+def _map(file: BufferedReader, nbytes: int) -> Bytes:
     whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    return whole[whole.size - held :]
+    return whole[whole.size - nbytes :]
 
 
-def _read(file: BufferedReader, path: Path, held: int, progress: Progress | None) -> Bytes:
-    data = np.empty(held, np.uint8)
+def _read(file: BufferedReader, path: Path, nbytes: int, progress: Progress | None) -> Bytes:
+    data = np.empty(nbytes, np.uint8)
     view, at = memoryview(cast("Buffer", data)), 0
-    while at < held:
-        got = file.readinto(view[at : at + READ_BYTES])
-        if not got:
+    while at < nbytes:
+        count = file.readinto(view[at : at + READ_BYTES])
+        if not count:
             raise CheckpointError(f"{path} was cut short while it was read; read it again")
-        at += got
+        at += count
         if progress is not None:
-            progress(got)
+            progress(count)
     return data

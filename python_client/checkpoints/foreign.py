@@ -8,8 +8,8 @@ from pathlib import Path
 
 LFS = b"version https://git-lfs.github.com/spec/"
 TORCH = (
-    "it is pickled, and what is pickled runs code where it is read: load it where you trust it, "
-    "and write its weights with safetensors.torch.save_file"
+    "it is pickled, and reading a pickle runs code: load it where you trust it, and write its "
+    "weights with safetensors.torch.save_file"
 )
 
 # For each format: the first bytes of its files, its description, and advice.
@@ -17,7 +17,7 @@ BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
     (LFS, "a Git LFS pointer, not the file itself", "get the file with `git lfs pull`"),
     (b"/annex/objects/", "a git-annex pointer", "get the file with `git annex get`"),
     (b"PK\x03\x04", "a zip archive, as torch.save and Lightning (.ckpt) write", TORCH),
-    (b"\x80\x02", "a pickle, as torch.save wrote before", TORCH),
+    (b"\x80\x02", "a pickle, as older versions of torch.save wrote", TORCH),
     (b"\x80\x03", "a pickle", TORCH),
     (b"\x80\x04", "a pickle", TORCH),
     (b"\x80\x05", "a pickle", TORCH),
@@ -26,8 +26,8 @@ BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x93NUMPY", "a numpy array", "write its weights with safetensors.numpy.save_file"),
     (b"\x1f\x8b", "compressed with gzip", "unpack it"),
     (b"(\xb5/\xfd", "compressed with Zstandard", "unpack it"),
-    (b"<!DOCTYPE", "a web page", "download the file itself; a login may be asked for"),
-    (b"<html", "a web page", "download the file itself; a login may be asked for"),
+    (b"<!DOCTYPE", "a web page", "download the file itself; this may need a login"),
+    (b"<html", "a web page", "download the file itself; this may need a login"),
 )
 BEGINNING_BYTES = max(len(beginning) for beginning, _, _ in BEGINNINGS)
 
@@ -36,8 +36,8 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
     (
         "*.distcp",
         "a checkpoint of torch.distributed.checkpoint",
-        "load it into your model with torch.distributed.checkpoint.load, and write that with "
-        "safetensors.torch.save_file; or have it saved with "
+        "load it into your model with torch.distributed.checkpoint.load, and write the model with "
+        "safetensors.torch.save_file; or save it with "
         "torch.distributed.checkpoint.HuggingFaceStorageWriter",
     ),
     (
@@ -67,13 +67,13 @@ PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors\Z")
 
 
 def part_of(path: Path) -> str:
-    """Return what a file is, and advice, if it has one process's part of the tensors; else ""."""
+    """Return a description and advice for a file that has only one process's tensors; else ""."""
     if not PART.match(path.name):
         return ""
     return (
         "one process's part of the tensors, as torch.distributed.checkpoint writes with "
-        "save_distributed=True: have it saved with enable_consolidation=True as well, and give "
-        "that folder"
+        "save_distributed=True: save with enable_consolidation=True as well, and give the "
+        "consolidated folder"
     )
 
 

@@ -1,10 +1,10 @@
 """Reads the header of any safetensors file, with the rules of the safetensors library.
 
-On the wire, a layout has one canonical form, which every language reads alike (`Layout.parse`). The
-library also opens other forms: a null `__metadata__`, additional keys in an entry, an entry as an
-array, white space before the JSON. Such a header is rewritten in canonical form, with the same
-tensors at the same positions. A header that the library rejects is rejected here too. If the
-library opens a header that no version can have, a `LimitError` names the limit.
+On the wire, a layout has one canonical form, which every language parses the same way
+(`Layout.parse`). The library also opens other forms: a null `__metadata__`, additional keys in an
+entry, an entry as an array, white space before the JSON. This module rewrites such a header in
+canonical form, with the same tensors at the same positions. It rejects a header that the library
+rejects. If the library opens a header that no version can have, a `LimitError` names the limit.
 """
 
 import json
@@ -40,16 +40,16 @@ def read_layout(header: bytes) -> Layout:
     except LayoutError as error:
         if int.from_bytes(header[:PREFIX_BYTES], "little") != len(header) - PREFIX_BYTES:
             raise
-        anew = _spelled_anew(header[PREFIX_BYTES:], error)
-    return Layout.parse(len(anew).to_bytes(PREFIX_BYTES, "little") + anew)
+        canonical = _canonical(header[PREFIX_BYTES:], error)
+    return Layout.parse(len(canonical).to_bytes(PREFIX_BYTES, "little") + canonical)
 
 
-def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
+def _canonical(text: bytes, error: LayoutError) -> bytes:
     """Return the JSON `text` of a header in the canonical form.
 
     Raises:
         LimitError: A key is duplicated, or a shape exceeds the limits.
-        LayoutError: The library rejects the header. This is `error`, the error of the first parse.
+        LayoutError: The library rejects the header: then raise `error`, that of the first parse.
     """
     try:
         msgspec.json.decode(text)  # stricter than `json`: rejects NaN and unpaired surrogates
@@ -69,8 +69,8 @@ def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
             rows[key] = _texts(value, error)
     if twice:
         raise LimitError(f"{twice!r} stands twice in the header, and may stand once: which is it?")
-    anew = msgspec.json.encode(rows)
-    return anew + b" " * (-len(anew) % ALIGNMENT)
+    canonical = msgspec.json.encode(rows)
+    return canonical + b" " * (-len(canonical) % ALIGNMENT)
 
 
 def _integer(digits: str) -> int | float:
@@ -95,7 +95,7 @@ def _texts(value: object, error: LayoutError) -> dict[str, str]:
 
 
 def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
-    """Return the entry of tensor `name`, as a dict that has only the `FIELDS`."""
+    """Return the entry of tensor `name` as a dict with only the `FIELDS`."""
     if isinstance(value, _Object):
         _known_once(value, FIELDS, error)
         found = dict(value)
@@ -113,13 +113,13 @@ def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
     if len(shape) > RANK_MAX or max((*shape, *offsets)) > INTEGER_MAX:
         raise LimitError(
             f"tensor {name!r} has {len(shape)} dimensions up to {max(shape, default=0)}, at bytes "
-            f"{offsets[0]} to {offsets[1]}; at most {RANK_MAX} dimensions and 2**53 can travel"
+            f"{offsets[0]} to {offsets[1]}; a version has at most {RANK_MAX} dimensions and 2**53"
         )
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    """Return whether a value is a list of integers; booleans and floats are none."""
+    """Return whether a value is a list of integers; booleans and floats do not count as such."""
     return type(value) is list and all(type(each) is int for each in _listed(value))
 
 

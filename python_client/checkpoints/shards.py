@@ -1,8 +1,8 @@
 """Finds the files of a checkpoint, and checks shards against their index.
 
 A large model is often divided into several safetensors files (shards) with an index, in the format
-of Hugging Face: a JSON object whose `weight_map` has, for every tensor, the name of the file that
-has it, in the same folder.
+of Hugging Face: a JSON object whose `weight_map` has, for every tensor, the name of its file in the
+same folder.
 """
 
 import json
@@ -26,7 +26,7 @@ NAMES_SHOWN = 3  # names shown in an error; the others are counted
 
 
 class CheckpointError(WeightBusError, ValueError):
-    """A checkpoint cannot be read; the message names the file and the tensor, and gives advice."""
+    """A checkpoint cannot be read; the text names the file and the tensor, and gives advice."""
 
 
 def is_index(path: Path) -> bool:
@@ -35,7 +35,7 @@ def is_index(path: Path) -> bool:
 
 
 def find(path: Path) -> Path:
-    """Return the file to open: the path itself, or in a folder its only index or file.
+    """Return the file to open: the path itself; in a folder, its only index, or its only file.
 
     Raises:
         CheckpointError: The folder has no index and no file, or several.
@@ -58,9 +58,8 @@ def find(path: Path) -> Path:
             "the file that you mean, or download the index that belongs to the shards"
         )
     other = folder_of(path)
-    raise CheckpointError(
-        f"{path} holds no *{SUFFIX} file" + (f", but {other}" if other else "; name one that does")
-    )
+    advice = f", but {other}" if other else "; give another folder, or a file"
+    raise CheckpointError(f"{path} holds no *{SUFFIX} file{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ class Index:
         for name, file in self.weight_map.items():
             if name not in layouts[self.path.parent / file].signatures:
                 raise CheckpointError(
-                    f"{self.path.parent / file} does not hold {name!r}, which {self.path.name} "
-                    f"says it does: the shards are of another version than the index; {AGAIN}"
+                    f"{self.path.parent / file} does not hold {name!r}, but {self.path.name} "
+                    f"lists it there: the shards are of another version than the index; {AGAIN}"
                 )
         seen = dict(self.weight_map)
         for path, layout in layouts.items():
@@ -112,8 +111,8 @@ class Index:
                     )
                 if home != path.name:
                     raise CheckpointError(
-                        f"{path} holds {name!r}, which is in {home} as well: a tensor may stand "
-                        f"in one shard; {AGAIN}"
+                        f"{path} holds {name!r}, which is in {home} as well: a tensor must be in "
+                        f"only one shard; {AGAIN}"
                     )
 
 
@@ -160,12 +159,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return pairs as a dict; raise ValueError for a duplicate key."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{twice!r} stands twice")
+        (duplicate, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{duplicate!r} stands twice")
     return made
 
 
 def _some(names: list[str]) -> str:
-    """Return a text with the first names and the number of the others."""
+    """Return a text with the first names, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

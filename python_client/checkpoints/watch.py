@@ -1,14 +1,14 @@
 """Watches a checkpoint: loads it once its files have changed, are complete, and are of one save.
 
 Files that did not change between two checks are assumed to be complete. A file has changed if its
-modification time or its change time has. The change time counts, since `cp -p`, `rsync -t` and `tar
--x` set the modification time. If only the change time differs, or if times are in whole seconds so
-that two writes may have the same times, the digest decides whether the content is new.
+modification time or its change time differs. The change time is needed, since `cp -p`, `rsync -t`
+and `tar -x` set the modification time. If only the change time differs, or if times are in whole
+seconds so that two writes may have the same times, the digest decides whether the content is new.
 
-While shards are overwritten in place, they are a mixture of two saves for some seconds. Savers
-write the index last. So the files are of one save if no shard is newer than the index, and no shard
-is left of the previous checkpoint. A mixture that does not change is loaded after `SET_SECONDS`,
-with a warning.
+While a save overwrites shards in place, the files are a mixture of two saves for some seconds.
+Programs write the index last. So the files are of one save if no shard is newer than the index, and
+no shard is unchanged since the previous checkpoint. A mixture that does not change is loaded after
+`SET_SECONDS`, with a warning.
 """
 
 import time
@@ -21,7 +21,7 @@ from .shards import CheckpointError, is_index
 
 POLL_SECONDS = 0.5  # seconds between two checks
 SET_SECONDS = 30.0  # after so many seconds, an unchanged mixture of shards is loaded
-AGAIN_SECONDS = 2.0  # two writes at this distance have different times, even in whole seconds
+AGAIN_SECONDS = 2.0  # two writes so long apart have different times, even in whole seconds
 
 
 class Watch:
@@ -45,29 +45,29 @@ class Watch:
         self._path, self._report, self._sleep, self._now = path, report, sleep, now
         self._loaded: Stamp | None = None  # the stamp of the files that were loaded last
         self._digest = ""  # the digest of the checkpoint that was loaded last
-        self._doubt = False  # whether a write after the load may have left all times unchanged
+        self._doubtful = False  # whether a write after the load may have left all times unchanged
         self._reported = ""
 
     def wait_for_change(self) -> None:
         """Wait until files other than those loaded last are complete and of one save."""
-        seen, still = stamp_of(self._path), 0.0
+        seen, unchanged = stamp_of(self._path), 0.0  # seconds without a change
         while True:
             self._sleep(POLL_SECONDS)
             before, seen = seen, stamp_of(self._path)
-            still = still + POLL_SECONDS if seen == before else 0.0
-            if not still:
+            unchanged = unchanged + POLL_SECONDS if seen == before else 0.0
+            if not unchanged:
                 continue
             if seen == self._loaded:
-                if self._doubt and still >= AGAIN_SECONDS:
+                if self._doubtful and unchanged >= AGAIN_SECONDS:
                     return
                 continue
             mixed = self._mixture(seen)
             if not mixed:
                 return
-            if still >= SET_SECONDS:
-                self._say(f"{mixed}: taken nevertheless, since nothing changed for {still:g} s")
+            if unchanged >= SET_SECONDS:
+                self._warn(f"{mixed}: loaded nevertheless, unchanged for {unchanged:g} s")
                 return
-            self._say(f"{mixed}: waiting up to {SET_SECONDS:g} s for the rest of the save")
+            self._warn(f"{mixed}: waiting up to {SET_SECONDS:g} s for the rest of the save")
 
     def _mixture(self, seen: Stamp) -> str:
         """Return why the files may be of two saves, or "" if they are of one."""
@@ -94,26 +94,26 @@ class Watch:
             checkpoint = open_checkpoint(self._path, load=True, progress=progress)
             digest = checkpoint.digest()
         except (LayoutError, CheckpointError, OSError) as error:
-            self._say(f"waiting for a whole file: {error}")
+            self._warn(f"waiting for a whole file: {error}")
             return None
         before, stamp = self._loaded or (), checkpoint.stamp
-        alike = digest == self._digest and _written(before) == _written(stamp)
+        same = digest == self._digest and _without_changed(before) == _without_changed(stamp)
         self._loaded, self._digest, self._reported = stamp, digest, ""
-        # If a write of as many bytes could leave the times unchanged, load once more later.
-        self._doubt = before != stamp and any(map(_coarse, stamp))
-        return None if alike else checkpoint
+        # If a write of the same size could leave the times unchanged, load once more later.
+        self._doubtful = before != stamp and any(map(_has_whole_seconds, stamp))
+        return None if same else checkpoint
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         if text != self._reported:
             self._reported = text
             self._report(text)
 
 
-def _written(stamp: Stamp) -> list[tuple[str, int, int, int]]:
-    """Return a stamp without change times, which a change of a file's mode sets too."""
+def _without_changed(stamp: Stamp) -> list[tuple[str, int, int, int]]:
+    """Return a stamp without change times, which a change of a file's mode sets, too."""
     return [(file.name, file.inode, file.written_ns, file.size) for file in stamp]
 
 
-def _coarse(file: File) -> bool:
+def _has_whole_seconds(file: File) -> bool:
     """Return whether a file's times are in whole seconds, as on some file systems."""
     return not file.written_ns % 10**9 and not file.changed_ns % 10**9

@@ -1,10 +1,9 @@
-"""Files in folders that other users of the host may write to as well.
+"""Opens files safely in folders that other users of the host may write to, too.
 
 Theory of operation: a path is resolved once, name by name, and its folder is held open. All later
 operations are relative to that descriptor, so they stay in that folder even if the path changes. A
-link is followed only if this user or root made it, since another user's link leads to a file of
-that user's choice. Files are opened without blocking, since opening a FIFO would wait for its other
-end.
+link is followed only if this user or root made it, since another user's link could lead to any
+file. Files are opened without blocking, since opening a FIFO would wait for its other end.
 """
 
 import errno
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 LINKS_MAX = 40  # links in one path, the kernel's own limit
-LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+EXAMINE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC  # flags to examine a name without opening it
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # flags that are added to the access mode
 TRIES = 10  # attempts to open a file that other processes create and remove
@@ -28,8 +27,8 @@ class Place:
 
     Attributes:
         folder: The folder's descriptor, for `dir_fd`.
-        name: The name in that folder. It is not the name of a link.
-        path: The folder's path and the name, for error texts.
+        name: The name in that folder, which was not the name of a link.
+        path: The path of that name, for error texts.
     """
 
     def __init__(self, folder: int, name: str, path: Path) -> None:
@@ -57,23 +56,23 @@ class Place:
 
 
 def place_of(path: Path) -> Place:
-    """Return the folder (held open) and the name that a path leads to; the file may not exist.
+    """Return the open folder and the name to which a path leads; the file need not exist.
 
     Raises:
         OSError: A folder does not exist, or a link in the path belongs to another user. The text
             names the user.
     """
-    todo = [*reversed(path.absolute().parts[1:])]
+    parts = [*reversed(path.absolute().parts[1:])]  # the names that are not resolved yet
     folder, at, links, name = os.open("/", FOLDER), Path("/"), 0, "."
     try:
-        while todo:
-            name = todo.pop()
+        while parts:
+            name = parts.pop()
             target = _target(name, folder, at)
             if target:
                 links += 1
                 _check_links(links, path)
-                todo.extend(reversed(Path(target).parts))
-            elif todo or name in ("..", "/"):
+                parts.extend(reversed(Path(target).parts))
+            elif parts or name in ("..", "/"):
                 before, folder = folder, os.open(name, FOLDER, dir_fd=folder)
                 os.close(before)
                 at = Path("/") if name == "/" else at.parent if name == ".." else at / name
@@ -96,36 +95,36 @@ def _target(name: str, folder: int, at: Path) -> str:
         PermissionError: Another user made the link.
     """
     try:
-        found = os.open(name, LOOK, dir_fd=folder)
+        link = os.open(name, EXAMINE, dir_fd=folder)
     except FileNotFoundError:
         return ""
     try:
-        about = os.fstat(found)
-        if not stat.S_ISLNK(about.st_mode):
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
             return ""
-        if about.st_uid not in (os.geteuid(), 0):
+        if status.st_uid not in (os.geteuid(), 0):
             raise PermissionError(
                 errno.EPERM,
-                f"{at / name} is a link that {user(about.st_uid)} made, and is not followed: "
+                f"{at / name} is a link that {user(status.st_uid)} made, and is not followed: "
                 "remove it, or give a path without another user's links",
                 str(at / name),
             )
-        return os.readlink("", dir_fd=found)
+        return os.readlink("", dir_fd=link)
     finally:
-        os.close(found)
+        os.close(link)
 
 
 def open_plain(name: str, flags: int, folder: int, mode: int = 0o600) -> int:
     """Open a regular file in a folder, without blocking; return its descriptor.
 
     Raises:
-        OSError: The name is that of a link, or not of a regular file.
+        OSError: The name is a link's, or not a regular file's.
     """
     handle = os.open(name, flags | PLAIN, mode, dir_fd=folder)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "it is not a file: remove it", name)
+    raise OSError(errno.EINVAL, "it is not a regular file: remove it", name)
 
 
 def open_lock(name: str, folder: int, mode: int = 0o600) -> int:
@@ -148,11 +147,11 @@ def open_lock(name: str, folder: int, mode: int = 0o600) -> int:
             handle = open_plain(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, folder, mode)
             os.fchmod(handle, mode)  # regardless of the umask
             return handle
-    raise FileExistsError(errno.EEXIST, "it is made and removed again and again", name)
+    raise FileExistsError(errno.EEXIST, "other processes make and remove it all the time", name)
 
 
 def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> None:
-    """Check that a file in a folder of several users is not another user's.
+    """Check that a file does not belong to another user, if its folder is open to other users.
 
     Args:
         handle, name: The file's descriptor and name.
@@ -163,19 +162,19 @@ def check_owner(handle: int, name: str, folder: int, open_to_others: int) -> Non
         PermissionError: The file belongs to a user who is not this user, root or the folder's
             owner.
     """
-    about, where = os.fstat(handle), os.fstat(folder)
-    if where.st_mode & open_to_others and about.st_uid not in (os.geteuid(), 0, where.st_uid):
+    file, place = os.fstat(handle), os.fstat(folder)
+    if place.st_mode & open_to_others and file.st_uid not in (os.geteuid(), 0, place.st_uid):
         raise PermissionError(
             errno.EPERM,
-            f"{name} belongs to {user(about.st_uid)}, in a folder that other users may write to: "
+            f"{name} belongs to {user(file.st_uid)}, in a folder that other users may write to: "
             "remove it, or use a folder of your own",
             name,
         )
 
 
-def user(number: int) -> str:
-    """Return `user NAME` for a user id of this host, or `user NUMBER` if it has no name."""
+def user(uid: int) -> str:
+    """Return `user NAME` for a user id of this host, or `user UID` if it has no name."""
     try:
-        return f"user {pwd.getpwuid(number).pw_name}"
+        return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
-        return f"user {number}"
+        return f"user {uid}"

@@ -1,4 +1,4 @@
-"""`load`: lets a restarted trainer load the weights that it published last."""
+"""`load` lets a restarted trainer load the weights that it published last."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from .state_folder import Saved, StateFolderError, StoredVersion, read_index
 
 log = logging.getLogger("weightbus.state")
 
-LOOKS_MAX = 10  # attempts to read a folder whose publisher deletes files at the same time
+ATTEMPTS_MAX = 10  # attempts to read a folder whose publisher deletes files at the same time
 
 
 def load(
@@ -28,8 +28,8 @@ def load(
     """Load the latest version in a publisher's state folder into a module, in place.
 
     The version has only the published weights: no optimizer state, no random state. A publisher may
-    use the folder at the same time, in this process or another. The publisher's newest version may
-    not be on disk yet; `publisher.close()` waits until it is.
+    use the folder at the same time, in this or another process. Its newest version may not be on
+    disk yet; `publisher.close()` waits until it is.
 
     Args:
         state: The folder of `Publisher(state=...)`.
@@ -47,8 +47,8 @@ def load(
         folder does not exist or has no version yet, as at the first start.
 
     Raises:
-        StateFolderError: The folder has versions, but not this one or none of this model; or the
-            version's file is damaged. `into` was not changed.
+        StateFolderError: The folder has versions, but not the requested one, or none of this model;
+            or the version's file is damaged. `into` was not changed.
         StateError: The version does not fit `into`; `into` was not changed. The text names the
             tensors.
         ValueError: The model id or the version is invalid.
@@ -74,30 +74,30 @@ def load(
 
 
 def _find(path: Path, model: str, version: tuple[int, int] | None) -> Saved | None:
-    """Open a version; None if the folder has none. It stays readable if its file is deleted."""
-    for look in range(1, LOOKS_MAX + 1):
-        shelf = read_index(path)
-        if not shelf.models():
+    """Open a version, which stays readable if its file is deleted; None if the folder is empty."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        index = read_index(path)
+        if not index.models():
             return None
-        if version is None and model not in shelf.models():
+        if version is None and model not in index.models():
             raise StateFolderError(
                 f"no version of {model!r} is in {path}; there are versions of "
-                f"{', '.join(shelf.models())}: is the model's id spelled as in publish()?"
+                f"{', '.join(index.models())}: is the model's id spelled as in publish()?"
             )
-        stored = shelf.versions(model)[0] if version is None else shelf.find(model, version)
+        stored = index.versions(model)[0] if version is None else index.find(model, version)
         try:
-            return shelf.open(stored)
+            return index.open(stored)
         except StateFolderError:
-            if (path / stored.file).exists() or look == LOOKS_MAX:
+            if (path / stored.file).exists() or attempt == ATTEMPTS_MAX:
                 raise
             if stored in read_index(path).versions(model):
                 raise
-    raise AssertionError("the last look returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _others(path: Path, stored: StoredVersion) -> str:
     others = [each for each in read_index(path).versions(stored.model) if each != stored]
     keys = ", ".join(str(each.key) for each in others)
     if not others:
-        return "There is no other: start from a checkpoint of your own"
-    return f"Load another with version=, of {keys}"
+        return "The folder has no other version: start from a checkpoint of your own"
+    return f"Load another version with version=, one of {keys}"

@@ -1,6 +1,6 @@
-"""A publisher's persistent state: a folder with its versions, its epoch, and a lock.
+"""Keeps a publisher's state on disk: a folder with its versions, its epoch, and a lock.
 
-    weightbus.json                         the epoch, and of each file: name, digest, chunk size
+    weightbus.json                         the epoch, and for each file: name, digest, chunk size
     policy@1795253000123-42.safetensors    a version: model, epoch, number; its exact bytes
     weightbus.lock                         locked by the publisher that uses the folder
 
@@ -8,13 +8,13 @@ Theory of operation: a file counts only if the table, `weightbus.json`, names it
 written under a temporary name, synced, and renamed, and its folder is synced. Then the table is
 replaced in the same way. Then files that the table no longer names are deleted. So after a crash at
 any moment the folder has either the old or the new table, and each of them names only whole files.
-Bytes may rot, and users may copy files. So the table contains its own hash, and a version is
-checked against its digest each time it is read.
+A disk may damage bytes, and users may copy files. So the table contains its own hash, and a version
+is checked against its digest each time it is read.
 
-Versions are weights, so the folder and its files are private where this module creates them: modes
-0700 and 0600. A folder with the set-group-ID bit is meant for a group, which gets the folder's own
-rights to the files. The folder is held open, and files are opened relative to its descriptor. No
-link in the folder is followed, and in a world-writable folder no other user's file is used.
+Versions are weights, so this module creates the folder and its files as private: modes 0700 and
+0600. A folder with the set-group-ID bit is meant for a group, which gets the folder's permissions
+for the files, too. Files are opened relative to the folder's descriptor. No link in the folder is
+followed, and in a world-writable folder no other user's file is used.
 
 This module starts no thread; `state_writer.py` has the thread that writes.
 """
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.state")
 
-# Seconds to wait for a lock that this process holds, and between two tries.
-LOCK_SECONDS, LOOK_SECONDS = 1.0, 0.02
+# Seconds to wait for a lock that this process holds, and between two attempts.
+LOCK_SECONDS, RETRY_SECONDS = 1.0, 0.02
 LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
 PARTIAL = ".partial"  # suffix of a file that is being written
-HISTORY_MAX = 10_000  # most older files of a model: each version rewrites the whole table
-NAMES_MAX = 64  # most keys kept for the same bytes; after more restarts, a worker fetches the bytes
-SLICE_BYTES = 2**22  # bytes written between two calls of `breathe`
+HISTORY_MAX = 10_000  # older files of a model; bounded, as each version rewrites the whole table
+NAMES_MAX = 64  # keys that are kept for the same bytes; with an older key, a worker fetches them
+SLICE_BYTES = 2**22  # bytes written between two calls of `pause`
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
 
@@ -83,9 +83,9 @@ class StoredVersion(msgspec.Struct, frozen=True):
         nbytes: Bytes of its tensors.
         chunk_bytes: Bytes per chunk.
         digest: The digest of the version, in chunks of `chunk_bytes`.
-        names: Every (epoch, version) under which these bytes were offered, the newest first.
+        names: The newest 64 (epoch, version) under which these bytes were offered, newest first.
         metadata: The version's metadata, as text by name.
-        companions: The numbers of the versions of other models that were published as one with it.
+        companions: By model, the number of each version that was published as one with this one.
     """
 
     __module__ = "weightbus.types"
@@ -128,7 +128,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A version on disk, opened, which can be published instead of weights.
+    """An opened version on disk, which can be published instead of weights.
 
     Attributes:
         stored: The version's entry in the table.
@@ -155,16 +155,16 @@ class Saved:
             )
 
 
-def _go_on() -> None:
-    """Do nothing: the default of `breathe`."""
+def _idle() -> None:
+    """Do nothing: the default of `pause`."""
 
 
 class StateIndex:
-    """The versions that a table names, for reading.
+    """Finds and opens the versions that a table names.
 
     Args:
         path: The folder.
-        table: Its table.
+        table: The folder's table.
     """
 
     def __init__(self, path: Path, table: _Table) -> None:
@@ -180,7 +180,7 @@ class StateIndex:
         return sorted(found, key=lambda stored: stored.key, reverse=True)
 
     def find(self, model: str, key: Key) -> StoredVersion:
-        """Return the version that has this key, or had it before a restart.
+        """Return the version that has this key, or was offered under it in another epoch.
 
         Raises:
             StateFolderError: The folder does not have this version; the text lists its versions.
@@ -226,7 +226,7 @@ def read_index(path: Path) -> StateIndex:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return StateIndex(path, _unsealed(_read(TABLE, folder)))
+            return StateIndex(path, _table_of(_read(TABLE, folder)))
         finally:
             os.close(folder)
     except FileNotFoundError:
@@ -248,7 +248,7 @@ class StateFolder(StateIndex, Closable):
         history: How many older versions of each model are kept besides the latest.
 
     Raises:
-        StateFolderError: Another publisher uses the folder, or the folder is not usable.
+        StateFolderError: Another publisher uses the folder, or the folder cannot be used.
     """
 
     def __init__(self, path: Path, history: int = 0) -> None:
@@ -267,10 +267,10 @@ class StateFolder(StateIndex, Closable):
         close_in_children(self)
         try:
             self._lock = open_lock(LOCK, self._home, lock_mode)
-            self._take_lock()
-            self._tighten(lock_mode)
+            self._acquire_lock()
+            self._restrict_access(lock_mode)
             self._table = self._read_table()
-            self._tidy()
+            self._delete_leftovers()
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, StateFolderError):
@@ -281,25 +281,25 @@ class StateFolder(StateIndex, Closable):
     def __repr__(self) -> str:
         return f"<StateFolder {self.path}: epoch {self.epoch}, {len(self._table.versions)} files>"
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         # Lock the folder; raise StateFolderError if another publisher keeps it locked.
-        here, until = f"process {os.getpid()} on {socket.gethostname()}", 0.0
+        me, until = f"process {os.getpid()} on {socket.gethostname()}", 0.0
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
-            if holder == here and not until:
+            if holder == me and not until:
                 gc.collect()  # closes the publisher that has the lock, if nothing refers to it
                 until = time.monotonic() + LOCK_SECONDS
             if time.monotonic() < until:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(RETRY_SECONDS)
                 continue
             locker = _locker_of(self._lock)
             if locker and not holder.startswith(f"process {locker} "):
-                reason = f"is locked by {_named(locker)}: stop that process"
-            elif holder == here:
+                reason = f"is locked by {_process_text(locker)}: stop that process"
+            elif holder == me:
                 reason = "belongs to a publisher of this process: close() it"
             else:
                 who = holder or "which has only just started"
@@ -308,9 +308,9 @@ class StateFolder(StateIndex, Closable):
                 f"the state folder {self.path} {reason}, or give this one a folder of its own"
             )
         os.truncate(self._lock, 0)
-        os.pwrite(self._lock, f"{here}\n".encode(), 0)
+        os.pwrite(self._lock, f"{me}\n".encode(), 0)
 
-    def _tighten(self, lock_mode: int) -> None:
+    def _restrict_access(self, lock_mode: int) -> None:
         """Remove other users' access to files that earlier releases created with wider modes."""
         if os.fstat(self._home).st_mode & stat.S_IWOTH:
             log.warning(
@@ -332,7 +332,7 @@ class StateFolder(StateIndex, Closable):
     def _make_private(self, name: str, mode: int | None) -> bool:
         """Remove other users' access to a file; return whether they had access."""
         mode = self._mode if mode is None else mode
-        # the file is gone, not a regular file, or another user's
+        # the file is gone, is not a regular file, or is another user's
         with contextlib.suppress(OSError):
             file = open_plain(name, os.O_RDONLY, self._home)
             try:
@@ -344,8 +344,8 @@ class StateFolder(StateIndex, Closable):
                 os.close(file)
         return False
 
-    def _tidy(self) -> None:
-        """Delete files that a publisher left when it was killed while writing."""
+    def _delete_leftovers(self) -> None:
+        """Delete the files of a publisher that was killed while it wrote them."""
         named = {stored.file for stored in self._table.versions}
         for name in os.listdir(self._home):
             whole = _OURS.match(name.removesuffix(PARTIAL))
@@ -353,7 +353,7 @@ class StateFolder(StateIndex, Closable):
                 self._remove(name)
 
     def _read_table(self) -> _Table:
-        """Return the table. If it is damaged, log that, rename its file, and return a new table."""
+        """Return the table; if it is damaged, log that, rename its file, and return a new table."""
         file = self.path / TABLE
         used = (int(m[1]) for name in os.listdir(self._home) if (m := _OURS.match(name)))
         least = min(max(used, default=0), INTEGER_MAX)
@@ -364,7 +364,7 @@ class StateFolder(StateIndex, Closable):
         except OSError as error:
             raise StateFolderError(f"{file} cannot be read: {error}") from None
         try:
-            table = _unsealed(text)
+            table = _table_of(text)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             os.replace(TABLE, DAMAGED, src_dir_fd=self._home, dst_dir_fd=self._home)
             log.warning(
@@ -385,7 +385,7 @@ class StateFolder(StateIndex, Closable):
     # Writing.
 
     def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
-        """Record an epoch before its announcement; `offered`: versions that it offers as version 1.
+        """Record an epoch before it is announced; the versions `offered` are its version 1.
 
         Raises:
             StateFolderError: The table cannot be written.
@@ -407,36 +407,36 @@ class StateFolder(StateIndex, Closable):
             ) from None
 
     def write(
-        self, stored: StoredVersion, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
+        self, stored: StoredVersion, parts: Iterable["Buffer"], pause: Callable[[], None] = _idle
     ) -> None:
         """Write a version, and delete versions beyond the history.
 
         Args:
-            stored: Its entry for the table.
-            parts: Its bytes: the layout, then the data section.
-            breathe: A function to call before each slice; an exception from it aborts the write.
+            stored: The version's entry for the table.
+            parts: The version's bytes: the layout, then the data section.
+            pause: A function to call before each slice; an exception from it aborts the write.
 
         Raises:
             OSError: The disk is full or fails. The previous versions are still there.
         """
-        self.write_as_one({stored: parts}, breathe)
+        self.write_as_one({stored: parts}, pause)
 
     def write_as_one(
         self,
         versions: Mapping[StoredVersion, Iterable["Buffer"]],
-        breathe: Callable[[], None] = _go_on,
+        pause: Callable[[], None] = _idle,
     ) -> None:
-        """Write a version of each of several models, all or none of them; see `write`."""
+        """Write a version of each of several models, all or none; see `write`."""
         dropped: list[StoredVersion] = []
         for stored in versions:
             older = [s for s in self.versions(stored.model) if s.key != stored.key]
             dropped += older[self._history :]
-        gone, files = {*dropped}, {stored.file for stored in versions}  # there may be thousands
+        gone, files = {*dropped}, {stored.file for stored in versions}  # sets: it may be thousands
         kept = tuple(s for s in self._table.versions if s not in gone and s.file not in files)
         epoch = max(self.epoch, *(stored.epoch for stored in versions))
         try:
             for stored, parts in versions.items():
-                self._replace(stored.file, parts, breathe)
+                self._replace(stored.file, parts, pause)
             self._sync_folder()  # before the table names the files
             self._replace_table(_Table(epoch, (*kept, *versions)))
         except BaseException:
@@ -455,7 +455,7 @@ class StateFolder(StateIndex, Closable):
         self._table = table
 
     def _replace(
-        self, name: str, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
+        self, name: str, parts: Iterable["Buffer"], pause: Callable[[], None] = _idle
     ) -> None:
         """Replace a file atomically."""
         partial, new = name + PARTIAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -466,7 +466,7 @@ class StateFolder(StateIndex, Closable):
                 try:
                     os.fchmod(file, self._mode)  # regardless of the umask
                     for part in parts:
-                        _write(file, memoryview(part).cast("B"), breathe)
+                        _write(file, memoryview(part).cast("B"), pause)
                     os.fsync(file)
                 finally:
                     os.close(file)
@@ -483,7 +483,7 @@ class StateFolder(StateIndex, Closable):
         os.fsync(self._home)
 
     def close(self) -> None:
-        """Release the folder for other publishers; idempotent."""
+        """Unlock the folder, so that another publisher can use it; idempotent."""
         keep_in_children(self)
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # explicitly, as a forked child may share it
@@ -491,8 +491,8 @@ class StateFolder(StateIndex, Closable):
 
     def close_in_child(self) -> None:
         """Close a forked child's inherited descriptors, which would keep the folder locked."""
-        held, self._lock, self._home = (self._lock, self._home), -1, -1
-        for descriptor in held:
+        descriptors, self._lock, self._home = (self._lock, self._home), -1, -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -518,25 +518,25 @@ def _locker_of(lock: int) -> int:
     inode = str(os.fstat(lock).st_ino)
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, _, _, pid, place, *_ = line.split()
-            if kind == "FLOCK" and place.rpartition(":")[2] == inode:
+            _, kind, _, _, pid, device_inode, *_ = line.split()
+            if kind == "FLOCK" and device_inode.rpartition(":")[2] == inode:
                 return max(0, int(pid))
     return 0
 
 
-def _named(pid: int) -> str:
+def _process_text(pid: int) -> str:
     with contextlib.suppress(OSError):
         return f"process {pid} of {user(os.stat(f'/proc/{pid}').st_uid)}"
     return f"process {pid}"
 
 
-def _write(file: int, view: memoryview, breathe: Callable[[], None]) -> None:
+def _write(file: int, view: memoryview, pause: Callable[[], None]) -> None:
     while len(view):
-        breathe()
+        pause()
         view = view[os.write(file, view[:SLICE_BYTES]) :]
 
 
-def _unsealed(text: bytes) -> _Table:
+def _table_of(text: bytes) -> _Table:
     sealed = msgspec.json.decode(text, type=_Sealed)
     if hashlib.sha256(sealed.table).hexdigest() != sealed.sha256:
         raise ValueError("it does not match its hash")
@@ -553,25 +553,25 @@ def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:
     return [layout.header, cast("Buffer", data)]
 
 
-def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
+def new_epoch(requested: int | None, folder: StateFolder | None) -> int:
     """Return a new publisher's epoch, which is higher than all epochs in its state folder.
 
     Args:
-        asked: The epoch that the user requests; None: milliseconds since 1970.
+        requested: The epoch that the user sets; None: milliseconds since 1970.
         folder: The state folder, if there is one.
 
     Raises:
-        ValueError: `asked` is not higher than the folder's epochs.
+        ValueError: `requested` is not higher than the folder's epochs.
     """
     least = 1 if folder is None else folder.epoch + 1  # P1
-    if asked is None:
+    if requested is None:
         return max(time.time_ns() // 1_000_000, least)
     seen = f" (above all that {folder.path} has seen)" if folder is not None else ""
-    return checks.whole(asked, f"epoch{seen}", least, INTEGER_MAX)
+    return checks.whole(requested, f"epoch{seen}", least, INTEGER_MAX)
 
 
 def age_from_now() -> Callable[[], float]:
-    """Return a clock that counts the seconds from now on, also while the host is suspended."""
+    """Return a clock that counts the seconds from now on, including those of a suspended host."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started

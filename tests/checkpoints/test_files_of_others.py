@@ -223,7 +223,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsiz
     [
         (POINTER, "is a Git LFS pointer, not the file itself: get the file with `git lfs pull`"),
         (b"PK\x03\x04\x14\x00\x00\x00\x08\x00", "is a zip archive, as torch.save and Lightning"),
-        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "is a pickle, as torch.save wrote before"),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "is a pickle, as older versions of"),
         (b"GGUF\x03\x00\x00\x00\x01\x00\x00\x00", "is a GGUF file"),
         (b"<!doctype html>\n<html>", "is a web page: download the file itself"),
         (b"\x93NUMPY\x01\x00v\x00", "is a numpy array"),
@@ -285,7 +285,7 @@ def binary(folder: Path) -> None:
         (fully_sharded, "accelerate's sharded state .FSDP.: run `accelerate merge-weights`"),
         (lightning, "a checkpoint of Lightning, which is pickled: load it where you trust it"),
         (binary, "pickled weights: save them with safe_serialization=True"),
-        (lambda _: None, "name one that does"),
+        (lambda _: None, "give another folder, or a file"),
     ],
 )
 def test_a_folder_of_something_else_is_named(

@@ -241,7 +241,7 @@ def test_a_set_is_published_as_one_save(tmp_path: Path, order: tuple[int, ...]) 
         assert saves.values() == {value}
         saves.script.steps.clear()
     assert any("waiting up to 30 s for the rest of the save" in text for text in saves.told)
-    nevertheless = [text for text in saves.told if "taken nevertheless" in text]
+    nevertheless = [text for text in saves.told if "loaded nevertheless" in text]
     assert len(nevertheless) == (4 if order[-1] != 2 else 0)
 
 
@@ -265,7 +265,7 @@ def test_a_set_that_stays_mixed_is_taken_in_the_end_with_a_warning(tmp_path: Pat
     assert saves.values() == {1, 2}
     assert not saves.script.steps
     assert len(saves.told) == 2
-    assert "taken nevertheless, since nothing changed for 30 s" in saves.told[1]
+    assert "loaded nevertheless, unchanged for 30 s" in saves.told[1]
 
 
 def test_a_set_that_is_old_is_taken_at_once(tmp_path: Path) -> None:

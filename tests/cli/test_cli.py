@@ -376,7 +376,7 @@ def test_what_can_never_be_published(small: Path, changes: dict[str, str], words
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"--out": "nowhere/x.safetensors"}, "nowhere to write it into"),
+        ({"--out": "nowhere/x.safetensors"}, "nowhere does not exist"),
         ({"--out": "."}, "is a folder"),
         ({"--model": ""}, "model '': a name is"),
         ({"--name": "a b"}, "worker 'a b': a name is"),

@@ -389,12 +389,9 @@ def hooked() -> nn.Module:
         (shared, "weight cannot be resident: it is shared with other processes"),
         (view, r"weight cannot be resident: it is 64 bytes of a storage of 160 \(give a .clone"),
         (overlapping, "weight cannot be resident: it is part of the same storage as row"),
-        (
-            beside,
-            "weight cannot be resident: a tensor that versions do not have shares its storage",
-        ),
+        (beside, "weight cannot be resident: a tensor that .* shares its storage"),
         (transposed, "weight cannot be resident: it is not contiguous"),
-        (subclass, "a Linear cannot be resident: .* has tensors of special classes"),
+        (subclass, "a Linear cannot be resident: .* of special classes"),
         (hooked, r"a Linear cannot be resident: its state_dict\(\) has hooks"),
     ],
 )
