@@ -1,4 +1,4 @@
-"""The schemes over the bus: the sender is a `Publisher`, each receiver a `Subscriber`.
+"""Defines the schemes over the bus: the sender is a `Publisher`, each receiver a `Subscriber`.
 
     init_on_sender()           a publisher binds the address, and sends it through the pipes
     connect() of a sender      publishes the first weights, also for workers that join later
@@ -50,7 +50,7 @@ from .transport import TIMEOUT, Prepared, Receiver, Transport, Weights
 from .worker_transports import WorkerTransport
 
 LOOPBACK = "tcp://127.0.0.1:0"
-LOOK_SECONDS = 0.02  # seconds between two checks whether all workers have joined
+CHECK_SECONDS = 0.02  # seconds between two checks whether all workers have joined
 # fraction of a send's timeout that is kept for publishing, after waiting for workers to join
 MARGIN = 0.2
 
@@ -77,7 +77,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         background: Whether receivers apply versions in the background; otherwise in `receive()`.
     """
 
-    _one_host = False  # whether to check arguments as TorchRL's schemes for one host do
+    _one_host = False  # whether to reject the arguments that TorchRL's single-host schemes reject
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
         if not hasattr(pipe_or_context, "send_bytes"):
             raise TypeError(
-                f"a {type(pipe_or_context).__name__} leads to no worker: give the end of a pipe to "
-                "the worker, or let workers join at the scheme's address (init_on_sender)"
+                f"a {type(pipe_or_context).__name__} is no way to a worker: give the end of a pipe "
+                "to the worker, or let workers join at the scheme's address (init_on_sender)"
             )
         transport = self._make_transport(num_workers=1, pipes=[pipe_or_context])
         self._role.on_end(transport.close)
@@ -188,7 +188,7 @@ class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
         self, backend: str = "gloo", sync: bool = True, timeout: float = 3600.0, **settings: Any
     ) -> None:
         if backend not in ("gloo", "nccl"):
-            raise ValueError(f"backend={backend!r}: it is 'gloo' or 'nccl', and neither is used")
+            raise ValueError(f"backend={backend!r}: give 'gloo' or 'nccl' (neither is used)")
         super().__init__(timeout=timeout, **settings)
         self.backend, self.sync = backend, sync
 
@@ -216,8 +216,8 @@ class MPTransport(WorkerTransport):
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
         if not hasattr(pipe, "send_bytes"):  # a queue, which TorchRL's later MPTransport takes
             raise TypeError(
-                f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
-                "or take those of an initialised scheme, sender_transports"
+                f"an MPTransport cannot send through a {type(pipe).__name__}: write "
+                "MPTransport(pipe), or use sender_transports of an initialised scheme"
             )
         scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # the transport keeps it alive
         super().__init__(scheme, scheme.transport_to(pipe))
@@ -291,15 +291,15 @@ def _send_address(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | 
 
 
 def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Return what `_send_address` sent: address, worker's id, and the keys (None: no keys)."""
+    """Return the message of `_send_address`: address, worker's id, and keys (None: no keys)."""
     if not pipe.poll(timeout):
         raise TimeoutError(
-            f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
-            "the other end of it?"
+            f"no address arrived through the pipe within {timeout} s; was init_on_sender() called "
+            "with the other end of the pipe?"
         )
     given: Any = json.loads(pipe.recv_bytes())
     if not isinstance(given, dict) or not {"weightbus", "worker"} <= given.keys():
-        raise ValueError("something else than the sender's address came down the pipe first")
+        raise ValueError("the first message of the pipe is not the sender's address")
     return cast("dict[str, Any]", given)
 
 
@@ -351,7 +351,7 @@ class _BusSender(Transport):
         self._firsts: dict[int, Weights] = {}  # first weights of workers that have not joined yet
         self._order = threading.Lock()  # held while publishing: later weights get a later version
         # Record a worker when it joins: it may leave again before the next call of `workers()`.
-        publisher.on_worker(lambda event: self._note([event.worker]))
+        publisher.on_worker(lambda event: self._record_joined([event.worker]))
 
     def workers(self) -> Sequence[int]:
         if self._count is not None:
@@ -377,7 +377,7 @@ class _BusSender(Transport):
                 weights.tensors,
                 workers=reached,
                 timeout=deadline - time.monotonic(),
-                # Without grace, the receipt reports a lost worker at once: the send waits for no
+                # Without grace, the receipt reports a lost worker at once, without waiting for its
                 # restart.
                 settings=Settings(grace=0.0),
             )
@@ -395,15 +395,15 @@ class _BusSender(Transport):
     def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
         """Wait until each worker has joined once; return the names of all connected workers."""
         while True:
-            # read before `there`, which lacks workers that join and leave
+            # read before `connected`, which lacks workers that join and leave
             before = frozenset(self._seen)
             connected = frozenset(self._publisher.workers())
-            self._note(connected)
-            all_came = (before | connected).issuperset(self._names(ids).values())
-            if all_came or time.monotonic() >= deadline or self._closed.wait(LOOK_SECONDS):
+            self._record_joined(connected)
+            all_joined = (before | connected).issuperset(self._names(ids).values())
+            if all_joined or time.monotonic() >= deadline or self._closed.wait(CHECK_SECONDS):
                 return connected
 
-    def _note(self, connected: Iterable[str]) -> None:
+    def _record_joined(self, connected: Iterable[str]) -> None:
         self._seen.update(connected)
         if self._count is not None and str(self._count) in self._seen:
             self._first = 1
@@ -443,7 +443,7 @@ class _BusSender(Transport):
 
     def _greet_each(self, share: float) -> None:
         """Publish each worker's first weights when it joins, if no send replaced them."""
-        while self._firsts and not self._closed.wait(LOOK_SECONDS):
+        while self._firsts and not self._closed.wait(CHECK_SECONDS):
             connected = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
                 with self._order:
@@ -451,17 +451,17 @@ class _BusSender(Transport):
                     if own is None:
                         continue
                     self._model = model = _bus_name(own.model_id)
-                    begun = self._publisher.publish_async(
+                    receipt = self._publisher.publish_async(
                         model, own.tensors, workers=[name], timeout=share
                     )
                 with suppress(WeightBusError):  # the next send reports a worker that failed
-                    begun.result()
+                    receipt.result()
 
     def versions(self) -> Mapping[int, int]:
         if self._model is None or self._closed.is_set():
             return {}
         status = self._publisher.workers()
-        self._note(status)
+        self._record_joined(status)
         numbers = sorted(int(name) for name in status if name.isdigit())
         return {
             number - self._first: status[str(number)].running[self._model][1]

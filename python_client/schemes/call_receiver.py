@@ -1,11 +1,11 @@
-"""Receives versions by calls (torch RPC, Ray): registers this process's receivers.
+"""Receives versions that senders deliver by calls (torch RPC, Ray).
 
-`init_on_receiver()` registers a receiver here, by a weak reference. A version that arrives before
-the receiver's `connect()` is kept for that call. A greeting (the sender's first version) is also
-kept if no receiver is registered yet.
+`init_on_receiver()` registers a receiver in this process's registry, by a weak reference. A version
+that arrives before the receiver's `connect()` is kept until then. A greeting (the sender's first
+version) is also kept if no receiver is registered yet.
 
-If no receiver is registered, the called object (a collector, for example) gets the weights by one
-of `METHODS`, if it has one.
+If no receiver is registered, the called object (a collector, for example) gets the weights through
+one of its `METHODS`, if it has any.
 """
 
 import os
@@ -31,7 +31,7 @@ MARGIN = 0.8  # fraction of the sender's timeout in which a worker must answer
 
 
 class Call(NamedTuple):
-    """What a call says about the version that it carries, as plain values."""
+    """The attributes of a call and of the version in it, as plain values."""
 
     key: str  # key of the sender's scheme and of all its copies
     model_id: str
@@ -51,21 +51,21 @@ class IncomingVersion:
     call: Call
     header: bytes
     data: Bytes
-    patience: float  # seconds to wait for a receiver; 0 if that would block its creation
+    wait: float  # seconds to wait for a receiver; 0 if that would block its creation
     timeout: float  # seconds to wait for readers of the model before writing
     answer: CallResult | None = None  # the result; None until it is known
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "IncomingVersion":
-        """Return the version that `call` carries.
+        """Return the version of a call.
 
         `waits`: whether the thread that runs the call may wait for a receiver to be registered.
         """
-        patience = call.seconds if waits and not call.greeting else 0.0
-        return cls(call, header, data, patience, call.seconds)
+        wait = call.seconds if waits and not call.greeting else 0.0
+        return cls(call, header, data, wait, call.seconds)
 
     @property
-    def number(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """The epoch and version number."""
         return self.call.epoch, self.call.version
 
@@ -93,7 +93,7 @@ class CallReceiver(Receiver):
         self._changed = threading.Condition()
         self._connected = False
         self._waiting: IncomingVersion | None = None
-        self._number = (0, 0)
+        self._applied = (0, 0)  # epoch and number of the version that was applied last
         self._poller = 0  # id of the thread that called `connect()` or `receive()` last
         self._layout: Layout | None = None
         registry.register(self)
@@ -120,7 +120,7 @@ class CallReceiver(Receiver):
     def receive(self, timeout: float) -> Update | None:
         """Return the newest update, or None after `timeout` seconds.
 
-        A version that waits is applied first, unless a background thread applies versions.
+        Without `background`, this call first applies a version that waits.
         """
         if self._background:
             return self._destination.arrivals.take(timeout)
@@ -133,7 +133,7 @@ class CallReceiver(Receiver):
         return self._destination.arrivals.take(0.0)
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
-        """Return a context in which no version is applied."""
+        """Return a context manager within which no version is applied."""
         return self._destination.reading(timeout)
 
     def close(self) -> None:
@@ -149,52 +149,50 @@ class CallReceiver(Receiver):
     def accept(self, version: IncomingVersion) -> CallResult:
         """Apply a version, or keep it for `connect()` or `receive()`; return the result."""
         with self._changed:
-            if version.number <= self._number:
-                return _stale(version, self._number)
+            if version.key <= self._applied:
+                return _stale(version, self._applied)
             if not self._connected:
-                return self._put_aside(version, version.patience, "connect")
+                return self._keep(version, version.wait, "connect")
             # If the thread that calls `connect()` and `receive()` runs this call, waiting for
             # `receive()` would deadlock. But that thread does not run the model now, so the version
             # can be applied here.
             if not self._background and self._poller != threading.get_ident():
-                if fault := self._destination.fault(self._parsed(version)):
+                if fault := self._destination.fault(self._layout_of(version)):
                     return CallResult("failed", fault)
-                return self._put_aside(version, version.timeout, "receive")
+                return self._keep(version, version.timeout, "receive")
         with suppress(ApplyError):  # `version.answer` contains the error
             self._apply(version)
         return version.answer or CallResult("failed", "it was not applied")
 
-    def _put_aside(self, version: IncomingVersion, patience: float, until: str) -> CallResult:
-        """Keep a version until the method `until` applies it; return the result, or "staged".
+    def _keep(self, version: IncomingVersion, seconds: float, method: str) -> CallResult:
+        """Keep a version, instead of an older one, until the method named `method` applies it.
 
-        Wait at most `patience` seconds. A kept version that is older is replaced.
+        Wait for that at most `seconds` seconds. Return the result, or else "staged".
         """
         if self._waiting is not None:
-            if version.number <= self._waiting.number:
-                return _stale(version, self._waiting.number)
-            self._waiting.answer = _stale(self._waiting, version.number)
+            if version.key <= self._waiting.key:
+                return _stale(version, self._waiting.key)
+            self._waiting.answer = _stale(self._waiting, version.key)
         self._waiting = version
         self._changed.notify_all()
-        self._changed.wait_for(lambda: version.answer is not None, patience)
-        staged = f"it will be applied when the worker calls {until}()"
+        self._changed.wait_for(lambda: version.answer is not None, seconds)
+        staged = f"it will be applied when the worker calls {method}()"
         return version.answer or CallResult("staged", staged)
 
     def _apply(self, version: IncomingVersion) -> None:
         # Apply a version that is newer than the applied one; store the result.
         with self._turn:
-            if version.number <= self._number:
-                answer = _stale(version, self._number)
+            if version.key <= self._applied:
+                answer = _stale(version, self._applied)
             else:
-                layout, timeout = self._parsed(version), version.timeout
+                layout, timeout = self._layout_of(version), version.timeout
                 try:
-                    self._destination.deliver(
-                        *version.number, layout, version.data, timeout=timeout
-                    )
+                    self._destination.deliver(*version.key, layout, version.data, timeout=timeout)
                 except ApplyError as error:
                     intact = not isinstance(error, TornError)
                     self._settle(version, CallResult("failed", str(error), intact))
                     raise
-                self._number, answer = version.number, CallResult("applied")
+                self._applied, answer = version.key, CallResult("applied")
         self._settle(version, answer)
 
     def _settle(self, version: IncomingVersion, answer: CallResult) -> None:
@@ -202,7 +200,7 @@ class CallReceiver(Receiver):
             version.answer = answer
             self._changed.notify_all()
 
-    def _parsed(self, version: IncomingVersion) -> Layout:
+    def _layout_of(self, version: IncomingVersion) -> Layout:
         if self._layout is None or self._layout.header != version.header:
             self._layout = Layout.parse(version.header)
         return self._layout
@@ -237,16 +235,16 @@ class Registry:
     def find_or_keep(self, version: IncomingVersion) -> CallReceiver | None:
         """Return the receiver of a version, or None after keeping the version.
 
-        Of each sender, model and worker, only the newest version is kept. If `version` is older,
-        this sets its `answer`.
+        For each sender, model and worker, only the newest version is kept. If `version` is older,
+        this method sets its `answer`.
         """
         with self._changed:
             found = self._search(version.call)
             if found is None:
                 same = [kept for kept in self._kept if kept.call[:3] == version.call[:3]]
-                newest = max([version, *same], key=lambda kept: kept.number)
+                newest = max([version, *same], key=lambda kept: kept.key)
                 if newest is not version:
-                    version.answer = _stale(version, newest.number)
+                    version.answer = _stale(version, newest.key)
                 self._kept = [*(kept for kept in self._kept if kept not in same), newest]
             return found
 
@@ -257,7 +255,7 @@ class Registry:
             mine = [v for v in kept if self._search(v.call) is receiver]
             exact = [v for v in mine if v.call.worker == receiver.worker]
             self._kept = [v for v in self._kept if v not in (exact or mine)]
-        return max(exact or mine, key=lambda version: version.number, default=None)
+        return max(exact or mine, key=lambda version: version.key, default=None)
 
     def _search(self, call: Call) -> CallReceiver | None:
         """Return the receiver that a call is for; None if no receiver matches, or several.
@@ -290,37 +288,39 @@ def _stale(version: IncomingVersion, newer: tuple[int, int]) -> CallResult:
 
 def deliver(
     version: IncomingVersion,
-    other: Callable[[], object | None],
-    hand: Callable[..., Outcome] = hand_over,
+    called_object: Callable[[], object | None],
+    call_method: Callable[..., Outcome] = hand_over,
 ) -> Outcome:
     """Pass a version to its receiver in this process, and return the result.
 
     Args:
         version: The version.
-        other: Returns the called object, which gets the weights if no receiver is registered.
-        hand: Calls a method of that object with the weights; see `hand_over`.
+        called_object: Returns the object that gets the weights if no receiver is registered.
+        call_method: Calls a method of that object with the weights; see `hand_over`.
     """
     try:
-        return _delivered(version, other, hand)
+        return _deliver(version, called_object, call_method)
     except Exception as error:  # RPC or Ray would print and pickle an error
         return CallResult("failed", f"{type(error).__name__}: {error}")
 
 
-def _delivered(
-    version: IncomingVersion, other: Callable[[], object | None], hand: Callable[..., Outcome]
+def _deliver(
+    version: IncomingVersion,
+    called_object: Callable[[], object | None],
+    call_method: Callable[..., Outcome],
 ) -> Outcome:
     call, receiver = version.call, registry.find(version, 0.0)
     if receiver is None:
-        taker = other()
-        if (name := _documented(taker, call.strategy)) is not None:
-            return _handed_over(version, taker, name, hand)
+        owner = called_object()
+        if (name := _method_of(owner, call.strategy)) is not None:
+            return _hand_to_method(version, owner, name, call_method)
         if call.greeting:
             receiver = registry.find_or_keep(version)
             if receiver is None:
                 kept = CallResult("staged", "kept until a receiver connects")
                 return version.answer or kept
-    deadline = time.monotonic() + version.patience
-    receiver = receiver or registry.find(version, version.patience)
+    deadline = time.monotonic() + version.wait
+    receiver = receiver or registry.find(version, version.wait)
     if receiver is None:
         return CallResult(
             "failed",
@@ -328,13 +328,13 @@ def _delivered(
             f"{call.worker}: call init_on_receiver(model_id={call.model_id!r}, ..., "
             f"worker_idx={call.worker}) and connect() there, and keep the scheme",
         )
-    version.patience = max(0.0, deadline - time.monotonic())
+    version.wait = max(0.0, deadline - time.monotonic())
     return receiver.accept(version)
 
 
 # Methods of a called object that get the weights if no receiver is registered. The first method
 # that the object has is called. Values: the strategy that the method needs (None: any), the
-# possible names of its parameter for the weights, and whether it takes a TensorDict.
+# possible names of its parameter for the weights, and whether it expects a TensorDict.
 METHODS = {
     "_update_weights_tensordict": ("tensordict", ("params",), True),
     "_update_weights_state_dict": ("state_dict", ("state_dict",), False),
@@ -342,23 +342,23 @@ METHODS = {
 }
 
 
-def _documented(owner: object | None, strategy: str) -> str | None:
+def _method_of(owner: object | None, strategy: str) -> str | None:
     """Return the object's first method in `METHODS` for this strategy; None if it has none."""
-    for name, (wanted, _, _) in METHODS.items():
-        if wanted in (None, strategy) and callable(getattr(owner, name, None)):
+    for name, (needed, _, _) in METHODS.items():
+        if needed in (None, strategy) and callable(getattr(owner, name, None)):
             return name
     return None
 
 
-def _handed_over(
-    version: IncomingVersion, owner: object, method: str, hand: Callable[..., Outcome]
+def _hand_to_method(
+    version: IncomingVersion, owner: object, method: str, call_method: Callable[..., Outcome]
 ) -> Outcome:
-    wanted, names, nested = METHODS[method]
+    needed, names, nested = METHODS[method]
     weights = weights_of(version.header, version.data, nested=nested)
-    several = wanted is None and version.call.model_id != POLICY  # the collectors' default
-    named = {"model_id": version.call.model_id} if several else {}
+    pass_id = needed is None and version.call.model_id != POLICY  # POLICY is the method's default
+    more = {"model_id": version.call.model_id} if pass_id else {}
     with _between_passes(owner, version.call.model_id, version.timeout):
-        return hand(getattr(owner, method), weights, names, version.timeout, **named)
+        return call_method(getattr(owner, method), weights, names, version.timeout, **more)
 
 
 _passes: "weakref.WeakKeyDictionary[Any, dict[str, ForwardPasses]]" = weakref.WeakKeyDictionary()
@@ -366,7 +366,7 @@ _making = threading.Lock()
 
 
 def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[object]:
-    """Return a context in which no forward pass of the owner's module `model_id` runs."""
+    """Return a context manager within which no forward pass of the owner's module runs."""
     try:
         model = model_in(owner, model_id)
         with _making:
@@ -375,4 +375,4 @@ def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContex
     except (AttributeError, TypeError):  # no such model, or the owner cannot be weakly referenced
         return nullcontext()
     passes.guard(model)
-    return passes.lock.writing(timeout, f"{type(owner).__name__} takes weights of {model_id}")
+    return passes.lock.writing(timeout, f"{type(owner).__name__} gets weights of {model_id}")

@@ -33,13 +33,13 @@ class Answers:
     """Collects the workers' answers to one version, and completes a receipt by the deadline.
 
     Args:
-        begun: The receipt to complete; its `workers` are still empty.
+        empty: The receipt to complete; its `workers` are still empty.
         calls: The future of each worker's call, by the worker's name.
         started: The time on the monotonic clock at which the send began, in seconds.
         timeout: Seconds from `started` to the deadline.
         explain: Returns the result of a worker (name) whose call raised an error.
-        ended: Called when the last call is over, even after the deadline. The argument is True if
-            no call raised.
+        ended: Called when the last call has ended, even after the deadline. The argument is True if
+            no call raised an exception.
 
     Attributes:
         receipt: A future of the complete receipt. The future never raises.
@@ -47,7 +47,7 @@ class Answers:
 
     def __init__(
         self,
-        begun: Receipt,
+        empty: Receipt,
         calls: "Mapping[str, Future[CallResult]]",
         *,
         started: float,
@@ -57,20 +57,21 @@ class Answers:
     ) -> None:
         silent = f"no answer within {timeout:.3g} s; it is stopped, busy or cut off"
         self._rows = {name: WorkerReceipt(name, "behind", None, silent) for name in calls}
-        self._open, self._clean, self._over = set(calls), True, False
-        self._begun, self._started, self._explain, self._ended = begun, started, explain, ended
+        self._pending, self._clean, self._completed = set(calls), True, False
+        self._empty, self._started, self._explain, self._ended = empty, started, explain, ended
         self._lock = threading.Lock()
         self.receipt: Future[Receipt] = Future()
         self.receipt.set_running_or_notify_cancel()  # so that the future cannot be cancelled
-        self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._settle)
+        left = max(0.0, started + timeout - time.monotonic())
+        self._timer = threading.Timer(left, self._complete)
         self._timer.daemon = True
         self._timer.start()
         for name, call in calls.items():
-            call.add_done_callback(partial(self._answered, name))
+            call.add_done_callback(partial(self._record, name))
         if not calls:
-            self._settle()
+            self._complete()
 
-    def _answered(self, name: str, call: "Future[CallResult]") -> None:
+    def _record(self, name: str, call: "Future[CallResult]") -> None:
         # Record one worker's answer, or the error of its call, in the receipt.
         error, seconds = call.exception(), time.monotonic() - self._started
         answer = call.result() if error is None else self._explain(name, error)
@@ -78,23 +79,23 @@ class Answers:
         with self._lock:
             row = WorkerReceipt(name, answer.state, None if behind else seconds, answer.detail)
             self._rows[name] = row
-            self._open.discard(name)
+            self._pending.discard(name)
             self._clean = self._clean and error is None
-            over = not self._open
-        if over and self._ended is not None:
+            is_last = not self._pending
+        if is_last and self._ended is not None:
             self._ended(self._clean)
-        if over:
-            self._settle()
+        if is_last:
+            self._complete()
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         """Complete the receipt, after the last answer or at the deadline if that is earlier."""
         with self._lock:
-            if self._over:
+            if self._completed:
                 return
-            self._over, rows = True, dict(self._rows)
+            self._completed, rows = True, dict(self._rows)
         self._timer.cancel()
         seconds = time.monotonic() - self._started
-        self.receipt.set_result(replace(self._begun, seconds=seconds, workers=rows))
+        self.receipt.set_result(replace(self._empty, seconds=seconds, workers=rows))
 
 
 class Payload(Protocol):
@@ -130,7 +131,7 @@ class Channel:
     """The key that a scheme shares with its copies, and the numbers of the versions it sends."""
 
     def __init__(self) -> None:
-        # All copies of a scheme have its key, even if made before the scheme became a sender.
+        # All copies of a scheme have its key, also those made before the scheme became a sender.
         self.key = secrets.token_hex(8)
         self._copied = False
         self._epoch = 0
@@ -162,7 +163,7 @@ class CallSender(Transport):
         channel.begin()
         self._channel, self._peers, self._strategy = channel, peers, strategy
         # By worker: the newest version that was written, at least partly, and whether the worker
-        # runs it.
+        # runs that version.
         self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
         self._lock = threading.Lock()
 
@@ -197,10 +198,9 @@ class CallSender(Transport):
             sent = [self._send(own, [w], timeout, greeting=True) for w, own in weights.items()]
         receipt = merged([future.result() for future in sent])
         if missed := receipt.in_state("failed", "lost", "behind"):
-            rest = "; ".join(f"worker {receipt.workers[name]}" for name in missed)
+            rows = "; ".join(f"worker {receipt.workers[name]}" for name in missed)
             raise PublishError(
-                f"{receipt.model}: not every worker could be given its first weights. {rest}",
-                receipt,
+                f"{receipt.model}: not every worker got its first weights. {rows}", receipt
             )
 
     def _send(
@@ -215,7 +215,7 @@ class CallSender(Transport):
             address = self._channel.key, weights.model_id, worker
             what = Call(*address, *number, left * MARGIN, greeting, self._strategy)
             calls[str(worker)] = call = self._call(worker, payload, what, left)
-            call.add_done_callback(partial(self._note, worker, number))
+            call.add_done_callback(partial(self._record, worker, number))
         return Answers(
             Receipt(weights.model_id, *number, payload.layout.nbytes, 0.0, "", {}),
             calls,
@@ -233,7 +233,8 @@ class CallSender(Transport):
             failed.set_exception(error)
             return failed
 
-    def _note(self, worker: int, number: tuple[int, int], call: "Future[CallResult]") -> None:
+    def _record(self, worker: int, number: tuple[int, int], call: "Future[CallResult]") -> None:
+        # Record the version that a worker's call has written, at least partly.
         answer = CallResult("failed") if call.exception() else call.result()
         runs = answer.state == "applied"
         if runs or not answer.intact:

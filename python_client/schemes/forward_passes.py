@@ -32,7 +32,7 @@ _nothing = nullcontext().__exit__  # accepts any arguments and returns None
 
 
 def _none() -> None:
-    """Return None, as the running version: a forward pass does not need the version's number."""
+    """Return None instead of the running version, which a forward pass does not need."""
 
 
 class _Hook(partial[None]):
@@ -59,10 +59,10 @@ class ForwardPasses:
 
     def __init__(self, lock: ReadingLock, timeout: float = READING_SECONDS) -> None:
         self.lock, self._timeout = lock, timeout
-        # the lock's readers of the running passes, by thread id
+        # the readers of the running passes, by thread id
         self._inside: dict[int, list[Reading[None]]] = {}
         self._own = threading.local()  # `last`: a reader that this thread can reuse
-        self._called: list[weakref.ref[Any]] = []  # the modules on which hooks are registered
+        self._hooked: list[weakref.ref[Any]] = []  # the modules on which hooks are registered
         self._handles: list[Any] = []
         self._turn = threading.Lock()
 
@@ -70,24 +70,24 @@ class ForwardPasses:
         """Register hooks on a module, remove the previous hooks, and wait for running passes.
 
         Without TorchRL, or if the model is not a module, no hooks are registered: then only the
-            user's own code calls the model, and that code can use `reading()`.
+        user's own code calls the model, and that code can use `reading()`.
         """
         with self._turn:
             guarded = is_module(model) and "torchrl" in sys.modules
-            called = [*_called(model)] if guarded else []
-            if [module() for module in self._called] == called:
+            modules = [*_modules_to_hook(model)] if guarded else []
+            if [module() for module in self._hooked] == modules:
                 # TorchRL wraps a transform in a new object at each access, around the same modules
                 return
             self._release()
             _keep_from_compiler()
             before, after = self._before, self._after
-            for module in called:
+            for module in modules:
                 if _has_own_call(module):
                     _warn_of_own_call(type(module).__qualname__)
                 first = module.register_forward_pre_hook(_Hook(before), prepend=True)
                 last = module.register_forward_hook(_Hook(after), always_call=True)
                 self._handles += [first, last]
-                self._called.append(weakref.ref(module))
+                self._hooked.append(weakref.ref(module))
         self._await_earlier()
 
     def release(self) -> None:
@@ -98,13 +98,13 @@ class ForwardPasses:
     def _release(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._called, self._handles = [], []
+        self._hooked, self._handles = [], []
         self._end_lost(0)
 
     # Runs in the thread that calls the module.
 
     def _before(self, _module: object, _args: object) -> None:
-        # Run before a forward pass: take the lock as a reader.
+        # Run before a forward pass: acquire the lock as a reader.
         me = threading.get_ident()
         last: Reading[None] | None = getattr(self._own, "last", None)
         free = me not in self._inside and asyncio._get_running_loop() is None  # noqa: SLF001
@@ -113,27 +113,27 @@ class ForwardPasses:
             self._inside[me] = [last]
             return
         if self._inside.setdefault(me, []):
-            # Either this pass is nested in an earlier pass of this thread, or that earlier pass is
-            # over: torch calls no hook after a KeyboardInterrupt, so end such passes here.
-            self._end_lost(self._passes_of(inspect.currentframe()) - 1)
-        alive = self._is_under_way
-        begun = Reading(self.lock, self._timeout, _none, activity="a forward pass", alive=alive)
-        begun.__enter__()
-        self._inside.setdefault(me, []).append(begun)
+            # Either this pass is nested in an earlier pass of this thread, or that earlier pass has
+            # ended: torch calls no hook after a KeyboardInterrupt, so end such passes here.
+            self._end_lost(self._count_passes(inspect.currentframe()) - 1)
+        alive = self._is_in_pass
+        reader = Reading(self.lock, self._timeout, _none, activity="a forward pass", alive=alive)
+        reader.__enter__()
+        self._inside.setdefault(me, []).append(reader)
 
     def _after(self, _module: object, _args: object, _result: object) -> None:
         # Run after a forward pass: release its reader.
         me = threading.get_ident()
-        begun = self._inside.get(me)
-        if not begun:
+        readers = self._inside.get(me)
+        if not readers:
             return  # the pre-hook raised, or was registered after this pass began
-        ended = begun.pop()
-        if ended.loop is None:
-            self.lock.leave(ended)
-            self._own.last = ended
+        reader = readers.pop()
+        if reader.loop is None:
+            self.lock.leave(reader)
+            self._own.last = reader
         else:
-            ended.__exit__()
-        if not begun:
+            reader.__exit__()
+        if not readers:
             del self._inside[me]
 
     def _end_lost(self, under_way: int) -> None:
@@ -143,13 +143,13 @@ class ForwardPasses:
 
     # Runs in any thread.
 
-    def _is_under_way(self, thread: int) -> bool:
+    def _is_in_pass(self, thread: int) -> bool:
         """Return whether the thread with this id is still in a pass."""
-        return self._passes_of(_stacks().get(thread)) > 0
+        return self._count_passes(_stacks().get(thread)) > 0
 
-    def _passes_of(self, frame: FrameType | None) -> int:
+    def _count_passes(self, frame: FrameType | None) -> int:
         """Return the number of passes on the stack whose innermost frame is `frame`."""
-        modules = {id(module()) for module in self._called}
+        modules = {id(module()) for module in self._hooked}
         code = sys.modules["torch"].nn.Module._call_impl.__code__  # noqa: SLF001
         count = 0
         while frame is not None:
@@ -161,7 +161,7 @@ class ForwardPasses:
         """Wait for passes that began before the hooks were registered; at most EARLIER_SECONDS."""
         deadline, me = time.monotonic() + EARLIER_SECONDS, threading.get_ident()
         earlier = [t for t in _stacks() if t != me and t not in self._inside]
-        while any(self._is_under_way(t) and t not in self._inside for t in earlier):
+        while any(self._is_in_pass(t) and t not in self._inside for t in earlier):
             if time.monotonic() > deadline:
                 return
             time.sleep(0.001)
@@ -185,7 +185,7 @@ def _stacks() -> dict[int, FrameType]:
     return sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def _called(model: Any) -> Iterator[Any]:
+def _modules_to_hook(model: Any) -> Iterator[Any]:
     """Yield the modules to register hooks on: the model, or the parts of a container.
 
     Containers are lists of modules. Environments and transforms also count as containers, since
@@ -201,7 +201,7 @@ def _called(model: Any) -> Iterator[Any]:
     holds_only = isinstance(model, kinds) or forward is nn.Module.forward
     if holds_only or own_call:
         for part in model.children():
-            yield from _called(part)
+            yield from _modules_to_hook(part)
     if own_call or not holds_only:
         yield model
 
@@ -209,8 +209,8 @@ def _called(model: Any) -> Iterator[Any]:
 @cache
 def _warn_of_own_call(kind: str) -> None:
     log.warning(
-        "%s has a __call__ of its own, which calls no hooks: a version may go into the middle of a "
-        "call. Move what it does to forward(), or call the model within reading() of its receiver",
+        "%s has a __call__ of its own, which calls no hooks: a version may be applied during a "
+        "call. Move its code to forward(), or call the model within reading() of its receiver",
         kind,
     )
 

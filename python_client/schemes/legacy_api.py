@@ -1,4 +1,4 @@
-"""The older of TorchRL's two APIs, implemented on the newer one (scheme.py).
+"""Implements the older of TorchRL's two APIs with the newer one (scheme.py).
 
 Older programs use senders, receivers and transports of a scheme; newer programs use the scheme
 itself. Each of these objects is a view of the scheme:
@@ -6,7 +6,7 @@ itself. Each of these objects is a view of the scheme:
     init_on_worker()      init_on_receiver() and connect(); versions are applied in `receive()`
     get_sender()          a `WeightSender`: sends as the scheme does, also before `connect()`
     get_receiver()        a `WeightReceiver`: receives as the scheme does
-    create_transport(x)   a `WorkerTransport` (worker_transports.py): sends to the worker behind x
+    create_transport(x)   a `WorkerTransport` (worker_transports.py): sends to the worker at x
 
 Both APIs have transports; in the older API, a transport's methods also take and return a model id.
 """
@@ -44,7 +44,7 @@ class WeightSyncScheme(Scheme):
         """Return a scheme of a `backend` (none, shared, process, rpc, zmq ...), made with `kwargs`.
 
         Raises:
-            ValueError: There is no such backend; the message lists all.
+            ValueError: There is no such backend; the text lists all backends.
         """
         return cast("type[WeightSyncScheme]", scheme_class(backend))(**kwargs)
 
@@ -65,7 +65,7 @@ class WeightSyncScheme(Scheme):
             raise
 
     def get_sender(self) -> "WeightSender":
-        """Return the scheme's one sender; raise RuntimeError before `init_on_sender`."""
+        """Return the scheme's only sender; raise RuntimeError before `init_on_sender`."""
         self._check(self.initialized_on_sender, "init_on_sender() before get_sender()")
         views = self._role.views
         if "sender" not in views:
@@ -73,15 +73,15 @@ class WeightSyncScheme(Scheme):
         return cast("WeightSender", views["sender"])
 
     def get_receiver(self) -> "WeightReceiver":
-        """Return the scheme's one receiver; raise RuntimeError before `init_on_worker`."""
+        """Return the scheme's only receiver; raise RuntimeError before `init_on_worker`."""
         self._check(self.initialized_on_receiver, "init_on_worker() before get_receiver()")
         views = self._role.views
         if "receiver" not in views:
             views["receiver"] = self.create_receiver()
         return cast("WeightReceiver", views["receiver"])
 
-    def _check(self, begun: bool, order: str) -> None:
-        if not begun:
+    def _check(self, initialized: bool, order: str) -> None:
+        if not initialized:
             raise RuntimeError(f"Must call {order} on {type(self).__name__}")
 
     def create_sender(self) -> "WeightSender":
@@ -118,7 +118,7 @@ class WeightSyncScheme(Scheme):
         return transports[worker]
 
     def transport_to(self, pipe_or_context: Any) -> Transport:
-        """Return a transport to the one worker behind `pipe_or_context`; its worker id is 0."""
+        """Return a transport to the single worker at `pipe_or_context`, whose worker id is 0."""
         raise NotImplementedError
 
     def _transport_of(self, peer: Any) -> TransportBackend:
@@ -157,8 +157,7 @@ def _peer_in(kwargs: Mapping[str, Any]) -> Any:
 class WeightSender:
     """Sends weights of one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
 
-    It sends to the workers that were registered with it, or if there are none, to all workers of
-    its `scheme`.
+    It sends to the workers that were registered with it; without any, to all workers of its scheme.
     """
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
@@ -230,10 +229,10 @@ class _Registered(Transport):
         chosen = self.workers() if workers is None else workers
         futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
         whole: Future[Receipt] = Future()
-        left = iter(reversed(range(len(futures))))
+        remaining = iter(reversed(range(len(futures))))
 
         def one_is_done(_done: "Future[Receipt]") -> None:
-            if next(left) == 0:
+            if next(remaining) == 0:
                 try:
                     own = zip(futures, chosen, strict=True)
                     whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
@@ -281,17 +280,17 @@ class _NoScheme:
     _instead = ""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError; the message says what to use instead."""
-        raise TypeError(f"{cls.__name__} is nothing by itself here: {cls._instead}")
+        """Raise TypeError; the text says what to use instead."""
+        raise TypeError(f"{cls.__name__} cannot be constructed here: {cls._instead}")
 
 
 class SharedMemTransport(_NoScheme):
     """A name from TorchRL that raises TypeError: no transport here uses only shared memory."""
 
     _instead = (
-        "workers read a publisher's memory. Write SharedMemWeightSyncScheme(), and after "
-        "init_on_sender() take its sender_transports; register_shared_weights(model_id, weights) "
-        "says what to send"
+        "workers read a publisher's memory. Make a SharedMemWeightSyncScheme(), and after "
+        "init_on_sender() use its sender_transports; register_shared_weights(model_id, weights) "
+        "sets what to send"
     )
 
 
@@ -299,6 +298,6 @@ class DistributedTransport(_NoScheme):
     """A name from TorchRL that raises TypeError: no transport here needs a store and a rank."""
 
     _instead = (
-        "there is neither store nor process group. Write DistributedWeightSyncScheme(), and after "
-        "init_on_sender(num_workers=...) take its sender_transports"
+        "there is no store and no process group. Make a DistributedWeightSyncScheme(), and after "
+        "init_on_sender(num_workers=...) use its sender_transports"
     )

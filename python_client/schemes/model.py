@@ -1,8 +1,8 @@
-"""Finds the user's model of a scheme, and calls the user's methods that accept weights.
+"""Finds the model of a scheme, and calls the user's methods that accept weights.
 
 Either the user passes the model itself, or the scheme looks it up in a context (a collector, for
 example) on each use, by a path like "policy", "env.value_net" or "env.transform[0]". The scheme has
-a weak reference to the context, since the context usually holds the scheme.
+a weak reference to the context, since the context usually refers to the scheme.
 
 A method that gets weights may return an awaitable: a coroutine, a Python or torch future, a Ray
 reference, or a list of these. The weights count as applied when every awaitable is done.
@@ -52,8 +52,8 @@ class ModelReference:
         self._context = _nothing if context is None else weakref.ref(context)
 
     @property
-    def forsaken(self) -> bool:
-        """Whether there was a context, and it was garbage-collected."""
+    def context_collected(self) -> bool:
+        """Whether there was a context that was garbage-collected."""
         return self._context is not _nothing and self._context() is None
 
     def model(self) -> object | None:
@@ -70,9 +70,9 @@ class ModelReference:
         return model_in(context, self.model_id)
 
     def source(self, model_id: str, context: Any) -> Any:
-        """Return what a send without weights sends: weights or a model; None if there is nothing.
+        """Return the weights or model that a send without weights sends; None if there are none.
 
-        These are the weights or the model that the user passed, else those in the context.
+        They are those that the user passed, else those in the context.
         """
         if self.weights is not None:
             return self.weights
@@ -89,12 +89,12 @@ class ModelReference:
         except (AttributeError, KeyError):
             return getattr(context, "_fallback_policy", None) if model_id == POLICY else None
 
-    def cascade(self, weights: Callable[[], object]) -> None:
+    def notify_context(self, weights: Callable[[], object]) -> None:
         """Notify the context that its model has new weights, as TorchRL's collectors expect.
 
-        A collector gets the weights of its policy and of models that it has schemes for: it counts
+        A collector gets the weights of its policy and of models for which it has schemes: it counts
         the version, and forwards the weights to its inner collectors. For other models it only
-        counts the version. A context without version count, such as an inference server, gets the
+        counts the version. A context that counts no versions, such as an inference server, gets the
         weights of every model.
 
         Raises:
@@ -106,41 +106,41 @@ class ModelReference:
             return
         schemes: object = getattr(context, "_weight_sync_schemes", None)
         increment = getattr(context, "increment_version", None)
-        knows = model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes)
-        answers: Any = (
+        forwards = model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes)
+        returned: Any = (
             update(model_id=model_id, policy_or_weights=weights())
-            if knows or increment is None
+            if forwards or increment is None
             else increment()
         )
-        wait_for(answers, TIMEOUT)
+        wait_for(returned, TIMEOUT)
 
 
 # Paths in a context.
 
 
 def model_in(context: object, model_id: str) -> object:
-    """Return a context's model: at attribute path `model_id`, or what its `get_model()` returns.
+    """Return a context's model: at attribute path `model_id`, or the result of its `get_model()`.
 
     Raises:
         AttributeError: The context has no such model.
     """
     try:
         model = resolve(context, model_id)
-    except AttributeError as nowhere:
+    except AttributeError as not_found:
         get_model = getattr(context, "get_model", None)
         if get_model is None:
             raise
         try:
             model = get_model(model_id)
         except KeyError:
-            raise nowhere from None
+            raise not_found from None
     if model is None:
         raise AttributeError(f"Model {model_id} was `None` in context {context}")
     return model
 
 
 def is_torchrl(context: object) -> bool:
-    """True if a context is a TorchRL collector, whose pipes and cache a scheme must not use."""
+    """Return whether a context is a TorchRL collector: schemes must not use its pipes and cache."""
     return hasattr(context, "policy_device")
 
 
@@ -149,10 +149,10 @@ def _nothing() -> None:
 
 
 def resolve(context: object, path: str) -> object:
-    """Return the object at an attribute path; the path may have subscripts (numbers, strings).
+    """Return the object at an attribute path, which may have subscripts (numbers, strings).
 
     Raises:
-        AttributeError: A step of the path does not exist; the message names the step.
+        AttributeError: A step of the path does not exist; the text names the step.
         ValueError: The path is malformed.
     """
     at, found = 0, context
@@ -160,7 +160,7 @@ def resolve(context: object, path: str) -> object:
         step = _STEP.match(path, at)
         if step is None:
             raise ValueError(
-                f"{path!r} cannot be read from {path[at:]!r} on; write it like env.transform[0]"
+                f"{path!r} is malformed from {path[at:]!r} on; write it like env.transform[0]"
             )
         found = _step(found, step, path)
         at = step.end()
@@ -192,7 +192,7 @@ class CallResult(NamedTuple):
 
     state: State
     detail: str = ""
-    # False: the apply failed after it began to write, and the model is not usable
+    # False: the apply failed after it began to write, so the model cannot be used
     intact: bool = True
 
 
@@ -244,16 +244,16 @@ def arguments(
     return ((weights,), {}) if named is None else ((), {named: weights})
 
 
-def wait_for(promised: Any, timeout: float) -> None:
-    """Wait for an awaitable, or for a list of awaitables; raise the first error that occurs."""
+def wait_for(returned: Any, timeout: float) -> None:
+    """Wait for an awaitable, or for each of a list; raise the first error. Ignore other values."""
     deadline = time.monotonic() + timeout
-    if isinstance(promised, (list, tuple)):
-        for one in cast("Sequence[Any]", promised):
+    if isinstance(returned, (list, tuple)):
+        for one in cast("Sequence[Any]", returned):
             wait_for(one, deadline - time.monotonic())
         return
-    if inspect.iscoroutine(promised):
-        came: Any = asyncio.run(_within(promised, timeout))
-    elif (future := _future_of(promised)) is not None:
+    if inspect.iscoroutine(returned):
+        result: Any = asyncio.run(_within(returned, timeout))
+    elif (future := _future_of(returned)) is not None:
         done = threading.Event()
 
         def ended(_: object) -> None:
@@ -261,11 +261,11 @@ def wait_for(promised: Any, timeout: float) -> None:
 
         future.add_done_callback(ended)
         if not done.wait(timeout):
-            raise _broken(promised, timeout)
-        came = future.result() if hasattr(future, "result") else future.wait()  # a torch future
+            raise _not_done(returned, timeout)
+        result = future.result() if hasattr(future, "result") else future.wait()  # a torch future
     else:
         return
-    wait_for(came, deadline - time.monotonic())
+    wait_for(result, deadline - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +275,8 @@ class Failure:
     error: Exception
 
 
-def together(coroutines: list[Coroutine[Any, Any, Any]], timeout: float) -> list[Any]:
-    """Run coroutines at the same time; return what each returned, or its `Failure`."""
+def run_together(coroutines: list[Coroutine[Any, Any, Any]], timeout: float) -> list[Any]:
+    """Run coroutines at the same time; return the result of each, or its `Failure`."""
 
     async def outcome(coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -303,20 +303,20 @@ def references(value: Any) -> list[Any]:
     return [] if kind is None else [one for one in listed if isinstance(one, kind)]
 
 
-def _future_of(promised: Any) -> Any:
-    if references(promised):
-        return promised.future()
-    return promised if hasattr(promised, "add_done_callback") else None
+def _future_of(returned: Any) -> Any:
+    if references(returned):
+        return returned.future()
+    return returned if hasattr(returned, "add_done_callback") else None
 
 
-async def _within(promised: Any, timeout: float) -> Any:
+async def _within(returned: Any, timeout: float) -> Any:
     try:
-        return await asyncio.wait_for(promised, timeout)
+        return await asyncio.wait_for(returned, timeout)
     except TimeoutError:
-        raise _broken(promised, timeout) from None
+        raise _not_done(returned, timeout) from None
 
 
-def _broken(promised: Any, timeout: float) -> TimeoutError:
+def _not_done(returned: Any, timeout: float) -> TimeoutError:
     return TimeoutError(
-        f"it returned a {type(promised).__name__}, which was not done within {timeout:.3g} s"
+        f"it returned a {type(returned).__name__}, which was not done within {timeout:.3g} s"
     )

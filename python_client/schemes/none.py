@@ -1,4 +1,4 @@
-"""The scheme that sends no weights."""
+"""Defines `NoWeightSyncScheme`, which sends no weights."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -33,7 +33,7 @@ class _Nothing(Transport, Receiver):
     def receive_weights(self, timeout: float | None = None, **_: Any) -> None: ...
 
     def check_connection(self) -> bool:
-        return True  # there is no connection that could be lost
+        return True  # as there is no connection that could be lost
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
@@ -67,7 +67,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
             raise RuntimeError(
                 f"worker {worker_idx if worker_idx is not None else self.worker_idx}: the model "
                 f"{self.model_id!r} is on the meta device, without weights, and NoWeightSyncScheme "
-                "never sends any. Collectors hand a policy to their workers in that state: give "
+                "never sends any. Collectors pass policies to their workers without weights: give "
                 "the collector a policy_factory that builds the policy in each worker, or use "
                 "another scheme"
             )

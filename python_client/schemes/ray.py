@@ -1,7 +1,7 @@
-"""The schemes over Ray: send weights to actors through Ray's object store.
+"""Defines the schemes over Ray, which send weights to actors through Ray's object store.
 
 A version is stored once, as a layout and one flat array. All actors of a host read that array in
-place. (Ray pickles torch tensors through byte strings, which takes several times as long.)
+place. (Ray would pickle torch tensors through byte strings, which takes several times as long.)
 """
 
 import inspect
@@ -29,7 +29,7 @@ from .model import (
     arguments,
     hand_over,
     references,
-    together,
+    run_together,
     wait_for,
     weights_of,
 )
@@ -53,7 +53,7 @@ class RayWeightSyncScheme(WeightSyncScheme):
     `actor_refs`), or from a context with `remote_collectors`. Their positions are the worker ids.
 
     An actor becomes a receiver by calling `init_on_receiver` and `connect` in one of its methods;
-    versions are applied between its tasks. Other actors get the weights in
+    versions are applied between its tasks. For other actors, a send calls their method
     `update_policy_weights_`.
     """
 
@@ -171,8 +171,8 @@ class RayActorTransport(RayTransport):
 
     Args:
         actor_ref: The actor, or an object that has it as `_actor`.
-        update_method: "tensordict" or "state_dict": the form in which the actor's own method gets
-            the weights, if the actor is not a receiver.
+        update_method: "tensordict" or "state_dict": the form of the weights that the actor's own
+            method gets, if the actor is not a receiver.
         scheme: Provides the strategy that extracts weights from models, and the timeout.
     """
 
@@ -189,7 +189,7 @@ class RayActorTransport(RayTransport):
 
 
 class _ModuleSender(CallSender):
-    """Sends to actors. First turns actors that have a method `HOOK` into receivers."""
+    """Sends to actors. `greet` first turns actors that have a method `HOOK` into receivers."""
 
     def __init__(self, scheme: RayModuleTransformScheme, channel: Channel, actors: list[Any]):
         super().__init__(channel, _Actors(actors), scheme.strategy_str)
@@ -199,11 +199,11 @@ class _ModuleSender(CallSender):
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Turn actors with a method `HOOK` into receivers, then send all actors the weights."""
         scheme = self._scheme()
-        made = [
+        refs = [
             getattr(actor, HOOK).remote(scheme=scheme, model_id=scheme and scheme.model_id)
             for actor in self._actors
         ]
-        for actor, ref in zip(self._actors, made, strict=True):
+        for actor, ref in zip(self._actors, refs, strict=True):
             future = cast("Future[Any]", ref.future())
             try:
                 future.result(timeout)
@@ -243,7 +243,7 @@ class _Actors(Peers):
     def call(
         self, worker: int, payload: "Stored", what: Call, timeout: float
     ) -> "Future[CallResult]":
-        del timeout  # Ray's calls have no timeout; `Answers` keeps the deadline
+        del timeout  # Ray's calls have no timeout; `Answers` ends the wait at the deadline
         return call(self.workers[worker], _deliver, what, payload.ref)
 
     def explain(self, worker: int, error: BaseException) -> CallResult:
@@ -252,7 +252,7 @@ class _Actors(Peers):
 
 def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
     """Receive a version in the actor's process; return the result."""
-    return deliver(IncomingVersion.of(what, *version, waits=False), lambda: actor, taken)
+    return deliver(IncomingVersion.of(what, *version, waits=False), lambda: actor, call_in_actor)
 
 
 def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[CallResult]":
@@ -262,28 +262,28 @@ def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Ca
     references, the result is "applied" when these are resolved.
     """
     answer: Future[CallResult] = Future()
-    _follow([actor.__ray_call__.remote(function, *args)], answer, promised=False)
+    _follow([actor.__ray_call__.remote(function, *args)], answer, by_user=False)
     return answer
 
 
 def answers_to(returned: Mapping[str, Any], timeout: float) -> "dict[str, Future[CallResult]]":
-    """Return a future of the result of each of the user's own calls, by worker.
+    """Return a future of the result of each call that the user's own code made, by worker.
 
-    `returned` has what the calls returned. If these are coroutines, all of them run at the same
+    `returned` has the values that the calls returned. Those that are coroutines all run at the same
     time in one event loop, and are done or cancelled after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     coroutines = {name: each for name, each in returned.items() if inspect.iscoroutine(each)}
     values = dict(returned)
     if coroutines:
-        values.update(zip(coroutines, together([*coroutines.values()], timeout), strict=True))
+        values.update(zip(coroutines, run_together([*coroutines.values()], timeout), strict=True))
     return {name: _answer_to(value, deadline) for name, value in values.items()}
 
 
 def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
     answer: Future[CallResult] = Future()
     if pending := references(value):
-        _follow(pending, answer, promised=True)
+        _follow(pending, answer, by_user=True)
         return answer
     if isinstance(value, Failure):
         answer.set_exception(value.error)
@@ -296,10 +296,10 @@ def _answer_to(value: Any, deadline: float) -> "Future[CallResult]":
     return answer
 
 
-def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool) -> None:
+def _follow(pending: list[Any], answer: "Future[CallResult]", *, by_user: bool) -> None:
     """Complete `answer` when all `pending` references, and the references in their values, resolve.
 
-    The result is "applied" if `promised`, otherwise the value of the only reference.
+    The result is "applied" if user code returned them (`by_user`), else the only reference's value.
     """
     first, *rest = pending
 
@@ -310,20 +310,20 @@ def _follow(pending: list[Any], answer: "Future[CallResult]", *, promised: bool)
             answer.set_exception(error)
             return
         if more := [*references(value), *rest]:
-            _follow(more, answer, promised=True)
+            _follow(more, answer, by_user=True)
         else:
-            answer.set_result(CallResult("applied") if promised else value)
+            answer.set_result(CallResult("applied") if by_user else value)
 
     cast("Future[Any]", first.future()).add_done_callback(ended)
 
 
-def taken(
+def call_in_actor(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> Outcome:
     """Call a method of the actor with weights, in the actor's process; return the result.
 
-    Ray runs an `async def` method in the actor's event loop, and waiting here would block that
-    loop. For such a method, return a reference that the caller must wait for.
+    Ray runs an `async def` method in the actor's event loop, which a wait here would block. For
+    such a method, return a reference for which the caller must wait.
     """
     if not inspect.iscoroutinefunction(method):
         return hand_over(method, weights, names, timeout, **others)
@@ -341,8 +341,8 @@ def explain(actor: Any, error: BaseException) -> CallResult:
     task_error: Any = RayTaskError
 
     if isinstance(error, RayActorError):
-        words = str(error).split("\tclass_name:")[0]  # cut off Ray's long description of the actor
-        return CallResult("lost", f"{actor!r}: {' '.join(words.split())}")
+        text = str(error).split("\tclass_name:")[0]  # cut off Ray's long description of the actor
+        return CallResult("lost", f"{actor!r}: {' '.join(text.split())}")
     if isinstance(error, task_error):
         error = cast("Any", error).cause
     return CallResult("failed", f"{actor!r}: {type(error).__name__}: {error}")
@@ -359,7 +359,7 @@ class Stored:
     layout: Layout
 
     def done(self, clean: bool) -> None:
-        """Do nothing: Ray frees the version when no reference to the version is left."""
+        """Do nothing: Ray frees the version once there is no reference to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,7 @@ class AsWeights:
 
 
 class Store:
-    """Puts states into the object store. Writes a state into one buffer, which `ray.put` copies."""
+    """Puts states into the object store: writes them into one buffer, which `ray.put` copies."""
 
     def __init__(self) -> None:
         self._writer: Writer | None = None

@@ -2,8 +2,8 @@
 
 A receiver passes versions to its `Destination` in one of two ways. A receiver that only has a
 layout and bytes calls `deliver()`, which validates, locks, writes and announces. A receiver that
-decides itself when to apply (that of the bus) calls `fault()`, `write()` and `commit()`, in this
-order, and takes its own lock.
+decides itself when to apply (the bus's) calls `fault()`, `write()` and `commit()`, in this order,
+and acquires its own lock.
 """
 
 import threading
@@ -24,7 +24,7 @@ from .model import POLICY, ModelReference, log
 from .strategy import DestinationError, WeightStrategy
 from .transport import Receiver
 
-LOOK_SECONDS = 0.05  # seconds between two checks whether the first weights have arrived
+CHECK_SECONDS = 0.05  # seconds between two checks whether the first weights have arrived
 
 
 class Arrivals:
@@ -33,21 +33,21 @@ class Arrivals:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.newest: Update | None = None  # the update of the version that the model runs
-        self._fresh = False  # whether `take` has not yet returned `newest`
+        self._is_new = False  # whether `take` has not yet returned `newest`
         self._closed = False
 
     def put(self, update: Update) -> None:
         with self._changed:
-            self.newest, self._fresh = update, True
+            self.newest, self._is_new = update, True
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Update | None:
-        """Wait for an update that was not returned yet; None after `timeout` seconds."""
+        """Wait for an update that was not returned yet; return None after `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._fresh or self._closed, max(0.0, timeout))
-            if not self._fresh:
+            self._changed.wait_for(lambda: self._is_new or self._closed, max(0.0, timeout))
+            if not self._is_new:
                 return None
-            self._fresh = False
+            self._is_new = False
             return self.newest
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Destination:
         self.refusal = ""  # why the last version could not be applied; empty if it could
         self._filling = False  # True while `write` fills a model that was on the meta device
         self._strict, self._cast = strict, cast
-        self.lock = ReadingLock()  # taken by `deliver`
+        self.lock = ReadingLock()  # acquired by `deliver`
         self.passes: ForwardPasses | None = None
 
     # For receivers of layouts and bytes.
@@ -81,8 +81,7 @@ class Destination:
         Waits at most `timeout` seconds for readers of the model.
 
         Raises:
-            ApplyError: The version cannot be applied, and the model is unchanged. The message says
-                why.
+            ApplyError: The version cannot be applied, and the model is unchanged.
             TornError: The model was partly written. `reading()` raises this error until a version
                 is applied.
         """
@@ -119,14 +118,14 @@ class Destination:
         """Make each forward pass of the model hold a lock as a reader.
 
         Args:
-            lock: The lock, which an apply takes exclusively.
+            lock: The lock, which an apply acquires exclusively.
             timeout: Seconds that a pass waits for an apply, but at least `READING_SECONDS`.
         """
         self.unguard()
         self.passes = ForwardPasses(lock, max(timeout, READING_SECONDS))
-        self.look_again()
+        self.update_hooks()
 
-    def look_again(self) -> None:
+    def update_hooks(self) -> None:
         """If the model was replaced, register the hooks on the new model."""
         if self.passes is not None:
             with suppress(AttributeError):  # the context has no model yet
@@ -150,11 +149,11 @@ class Destination:
         """Copy a version into the model.
 
         Raises:
-            StateError: The version does not fit, and the model is unchanged. The message says why.
+            StateError: The version does not fit, and the model is unchanged. The text says why.
             Exception: Any other failure. The model is partly written if `reader.begun` is true.
         """
         self._filling = self.unfilled()
-        self.look_again()
+        self.update_hooks()
         try:
             self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
         except Exception as error:
@@ -168,26 +167,26 @@ class Destination:
 
         Raises:
             Exception: The context rejected the version. The apply then fails, since a context may
-                forward the weights to workers of its own, and these still run the old weights.
+                forward the weights to its own workers, and these still run the old weights.
         """
-        if update.nbytes:  # a policy without weights, such as a random one, needs no update
-            self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
+        if update.nbytes:  # a policy without weights, such as a random policy, needs no update
+            self.subject.notify_context(lambda: self.strategy.tensors_as_td(self.model()))
         self.arrivals.put(update)
 
     # The model itself.
 
     def model(self) -> object:
         """Return the model; raise ValueError if there is none."""
-        model = self._found()
-        if model is None and self.subject.forsaken:
+        model = self._find()
+        if model is None and self.subject.context_collected:
             raise ValueError("Context has been garbage collected")
         if model is None:
             raise ValueError("No model registered")
         return model
 
-    def part_from_sender(self) -> None:
+    def unshare(self) -> None:
         """Move the model out of memory that torch's multiprocessing shares with the sender."""
-        model = self._found()
+        model = self._find()
         if is_module(model):
             from ...codecs.torch_modules import take_out_of_shared_memory
 
@@ -198,18 +197,18 @@ class Destination:
         return self.strategy.extract_weights(self.model())
 
     def unfilled(self) -> bool:
-        """Whether the model has no values yet: it is on the meta device, or being filled."""
+        """Return whether the model is on the meta device, without values, or is being filled."""
         if self._filling:
             return True
-        return self._found() is not None and self.strategy.on_meta(self.model())
+        return self._find() is not None and self.strategy.on_meta(self.model())
 
-    def _found(self) -> object | None:
+    def _find(self) -> object | None:
         """Return the model; None if there is none.
 
         If a collector only has factories of policies, build the model.
 
-        A collector whose workers build their own policies has no policy itself. The policy built
-        here checks whether versions fit, and holds the weights that the collector forwards.
+        A collector whose workers build their own policies has no policy itself. The policy that is
+        built here checks whether versions fit, and has the weights that the collector forwards.
         """
         factories: Any = getattr(self.subject.context, "policy_factory", None)
         make = next((f for f in factories if f is not None), None) if factories else None
@@ -246,15 +245,15 @@ class ReceiverSide:
         destination, worker = self.destination, self.destination.subject.worker_idx
         deadline = time.monotonic() + timeout
         while destination.unfilled() and not destination.refusal and time.monotonic() < deadline:
-            self.receiver.receive(min(LOOK_SECONDS, timeout))
+            self.receiver.receive(min(CHECK_SECONDS, timeout))
         if destination.refusal:
             raise DestinationError(
-                f"worker {worker}: the model is on the meta device, and the weights that came do "
-                f"not fill it:\n{destination.refusal}"
+                f"worker {worker}: the model is on the meta device, and the weights that arrived "
+                f"do not fill it:\n{destination.refusal}"
             )
         if destination.unfilled():
             raise TimeoutError(
-                f"worker {worker}: the model is on the meta device, and no weights came within "
+                f"worker {worker}: the model is on the meta device, and no weights arrived within "
                 f"{timeout} s; connect() the sender, with weights that fit"
             )
 
@@ -266,7 +265,7 @@ class ReceiverSide:
             worker = self.destination.subject.worker_idx
             if self.destination.subject.context is None:
                 raise
-            log.error("worker %s goes on with the weights that it has: %s", worker, error)
+            log.error("worker %s keeps its previous weights: %s", worker, error)
             return None
         return None if update is None else self.destination.weights()
 
@@ -274,11 +273,11 @@ class ReceiverSide:
         """Apply weights that the user passed, while no version is applied."""
         destination = self.destination
         model = destination.model()
-        with self._alone(timeout) if self.connected else nullcontext():
+        with self._excluding(timeout) if self.connected else nullcontext():
             destination.strategy.apply_weights(model, weights, inplace, strict=strict)
 
-    def _alone(self, timeout: float) -> AbstractContextManager[object]:
-        """Return a context manager that keeps out applies, and forward passes of other threads."""
+    def _excluding(self, timeout: float) -> AbstractContextManager[object]:
+        """Return a context manager that excludes applies, and other threads' forward passes."""
         passes = self.destination.passes
         if passes is None or passes.lock.held:
             return self.receiver.reading(timeout)

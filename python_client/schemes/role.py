@@ -1,4 +1,4 @@
-"""The role of a scheme in one process: none, sender or receiver.
+"""Keeps the role of a scheme in one process: none, sender or receiver.
 
     none ── take(Sending) ──────> sender ── end() ───> none
      └───── take(ReceiverSide) ─> receiver ── end() ─> none
@@ -40,8 +40,8 @@ class Role:
     def _begin(self) -> None:
         self._side: Sending | ReceiverSide | None = None
         self.transports: dict[int, Any] = {}
-        self._open = ExitStack()
-        self._close = weakref.finalize(self, self._open.close)
+        self._callbacks = ExitStack()  # called when the role ends
+        self._close = weakref.finalize(self, self._callbacks.close)
 
     def take(self, side: Sending | ReceiverSide) -> None:
         """Become the sender or the receiver."""
@@ -50,10 +50,10 @@ class Role:
 
     def on_end(self, close: Callable[[], object]) -> None:
         """Call `close` when the role ends."""
-        self._open.callback(close)
+        self._callbacks.callback(close)
 
     def end(self) -> None:
-        """Close the side, and forget the weights and the worker's id."""
+        """Close the side, and drop the weights and the worker's id."""
         _ = self.side  # a forked process must not close its parent's side
         self._close()
         self.reference.weights = self.reference.worker_idx = None

@@ -1,4 +1,4 @@
-"""The base class of all schemes. A scheme keeps one model equal on a sender and its workers.
+"""The base class of all schemes. A scheme sends one model's weights from a sender to its workers.
 
 A scheme becomes a sender or a receiver, and then connects:
 
@@ -6,8 +6,8 @@ A scheme becomes a sender or a receiver, and then connects:
      └──── init_on_receiver() ─> receiver ── connect() ──> connected: receive(), reading()
 
 A scheme delegates to its role (role.py), which has this process's side (sender.py or receiver.py)
-and the model with its context (model.py). This module has the newer of TorchRL's two APIs, on top
-of which legacy_api.py implements the older API.
+and the model with its context (model.py). This module implements the newer of TorchRL's two APIs;
+legacy_api.py implements the older API with it.
 
 To send weights over another transport, derive from `WeightSyncScheme` and override:
 
@@ -92,9 +92,9 @@ class Scheme:
         Args:
             model_id: The model's id. If there is a context, also the path of the model in it.
             context: An object that has the model, such as a collector.
-            **kwargs: Instead of a context: `model` or `weights` (what `send()` sends if it is
-                called without weights), and `num_workers`, `devices` or `params_map` (which give
-                the number of workers). Also the arguments of the transport.
+            **kwargs: Instead of a context: `model` or `weights`, which `send()` sends if it is
+                called without weights; and `num_workers`, `devices` or `params_map`, which give the
+                number of workers. Also the arguments of the transport.
 
         Raises:
             TypeError: `weights` contains no weights.
@@ -125,10 +125,10 @@ class Scheme:
             timeout: Seconds for the whole call; None: the scheme's timeout.
 
         Afterwards `receipt` has the result of each worker, even if this raises. While another
-        thread sends, this waits, within its timeout.
+        thread sends, this call waits, within its timeout.
 
         Raises:
-            PublishError: Some workers do not have the weights. The error names them; all others do.
+            PublishError: Some workers do not have the weights; the error names these workers.
             RuntimeError: This scheme is not a connected sender, or a `send_async` is still pending.
             ValueError: No worker has that id.
             TypeError: The argument contains no weights; nothing was sent.
@@ -144,7 +144,7 @@ class Scheme:
             # As in TorchRL's schemes, a collector without a policy in this process is not an error.
             if weights is not None or not is_torchrl(self.context):
                 raise
-            log.warning("nothing was sent: %s", error)
+            log.warning("no weights were sent: %s", error)
 
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
@@ -180,7 +180,7 @@ class Scheme:
         """The sender's transport to each worker, by worker id; empty unless this is a sender."""
         if (side := self._role.sender) is None:
             return {}
-        made = self._role.transports  # the same ones each time, since a send may be pending
+        made = self._role.transports  # returned again at each call, since a send may be pending
         workers = [*side.transport.workers()]
         for worker in workers:
             if worker not in made:
@@ -238,7 +238,7 @@ class Scheme:
         """
         source = self._source(weights, model_id, context)
         if source is None or has_names(source):
-            return strategy.formed(source)
+            return strategy.in_form(source)
         return strategy.extract_weights(source)
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
@@ -277,7 +277,7 @@ class Scheme:
         try:
             parent = multiprocessing.parent_process()
             if context is not None and parent is not None and parent.pid == self._pickled_in:
-                destination.part_from_sender()
+                destination.unshare()
             receiver = self._make_receiver(destination, context=context, **kwargs)
         except BaseException:
             self.shutdown()
@@ -285,7 +285,7 @@ class Scheme:
         self._role.take(ReceiverSide(destination, receiver))
 
     def receive(self, timeout: float | None = None) -> Any | None:
-        """Return the newest weights applied since the last call; None if none were.
+        """Return the newest weights applied since the last call; None if none were applied.
 
         By default versions are applied in the background, and this method only waits until one is
         applied. With `background=False`, versions are applied in this call.
@@ -453,7 +453,7 @@ class Scheme:
     @context.setter
     def context(self, context: Any | None) -> None:
         self._role.reference.context = context
-        self._look_again()
+        self._update_hooks()
 
     @property
     def model_id(self) -> str | None:
@@ -472,11 +472,11 @@ class Scheme:
     @model.setter
     def model(self, model: Any | None) -> None:
         self._role.reference.given = model
-        self._look_again()
+        self._update_hooks()
 
-    def _look_again(self) -> None:
+    def _update_hooks(self) -> None:
         if (side := self._role.receiver) is not None:
-            side.destination.look_again()
+            side.destination.update_hooks()
 
     @property
     def weights(self) -> Any | None:

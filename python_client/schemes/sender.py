@@ -1,4 +1,4 @@
-"""The sender's side of a scheme: one send at a time, with its deadline, receipt and errors.
+"""The sender's side of a scheme: makes one send at a time, with a deadline, and its receipt.
 
 idle ── start() ──> pending ── finish() ──> idle
 
@@ -81,16 +81,16 @@ class Sending:
 
     @property
     def pending(self) -> bool:
-        """Whether a `send_async` is pending, for whose end no thread waits."""
+        """Whether a `send_async` has not been waited for."""
         return self._future is not None and not self._awaited
 
     @contextmanager
     def turn(self, preparer: Preparer, timeout: float | None) -> Generator[float]:
-        """Return a context manager that keeps other threads from sending; yields the seconds left.
+        """Return a context manager that excludes other threads' sends; it yields the seconds left.
 
         Raises:
             PublishError: Other threads were sending during all of `timeout`; nothing was sent.
-            TimeoutError: The same, if there are no workers.
+            TimeoutError: The same, if the transport has no workers.
         """
         timeout = preparer.timeout if timeout is None else timeout
         timeout = checks.seconds(timeout, "timeout", positive=True)
@@ -114,7 +114,7 @@ class Sending:
         timeout: float | None = None,
         model_id: str | None = None,
     ) -> None:
-        """Wait until no other thread sends, then send, and wait until the send is over.
+        """Wait until no other thread sends, then send, and wait until the send has ended.
 
         Args:
             preparer: Prepares the weights, just before the send.
@@ -194,7 +194,7 @@ class Sending:
         self._future = _send_each(self.transport, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
-        """Wait until the pending send is over; return its receipt.
+        """Wait until the pending send has ended; return its receipt.
 
         Raises:
             PublishError: Some workers lack the weights; the error names them and has the receipt.
@@ -208,18 +208,18 @@ class Sending:
         try:
             receipt = _receipt_of(future, until - time.monotonic())
         except BaseException:
-            self._over(future)
+            self._forget(future)
             raise
         if receipt is None and until < limit:
-            raise TimeoutError(f"the send is still on its way after {timeout} s")
-        self._over(future)
+            raise TimeoutError(f"the send is still pending after {timeout} s")
+        self._forget(future)
         self.receipt = receipt or _unanswered(*self._pending_send, self._timeout)
         check(self.receipt)
         return self.receipt
 
-    def _over(self, future: "Future[Receipt]") -> None:
-        # Forget the send of this future, if it is the pending one.
-        # Another thread that waited for the same send may have started the next one already.
+    def _forget(self, future: "Future[Receipt]") -> None:
+        # Forget the send of this future, unless it is not the pending one: another thread that
+        # waited for the same send may have started the next one already.
         if self._future is future:
             self._future = None
 
@@ -229,8 +229,8 @@ class Sending:
         known = self.transport.workers()
         if workers is None and not known:
             raise RuntimeError(
-                "No transports available. No worker is connected: a send is for those that have "
-                "joined, and connect() has the first weights wait for workers that join"
+                "No transports available. No worker is connected: a send reaches only workers that "
+                "have joined; workers that join later get the weights of connect()"
             )
         for worker in workers or ():
             if worker not in known:
@@ -242,12 +242,12 @@ def check(receipt: Receipt) -> None:
     done, left = receipt.in_state("applied", "skipped"), receipt.in_state("left")
     total = len(receipt.workers) - len(left)
     if len(done) < total:
-        rest = "; ".join(
+        rows = "; ".join(
             f"worker {w}" for n, w in sorted(receipt.workers.items()) if n not in (*done, *left)
         )
         raise PublishError(
             f"{receipt.model} version {receipt.version}: {len(done)} of {total} workers have it. "
-            f"{rest}. The others can still be sent to.",
+            f"{rows}. Sends to the other workers still work.",
             receipt,
         )
 
@@ -258,8 +258,8 @@ def _send_each(
     """Send each worker its own weights, in a thread; return a future of one receipt for all.
 
     The thread sends to one worker after another, each within a share of the timeout: a transport
-        holds only a few versions of a model, and if all were sent at once, newer would replace
-        older ones.
+    has only a few versions of a model in memory, and if all were sent at once, newer ones would
+    replace older ones.
 
     Raises:
         StateError: Some of the weights cannot be sent; nothing was sent.
@@ -289,7 +289,7 @@ def _late(timeout: float) -> float:
 
 
 def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
-    """Return the receipt of a publish, even if it failed; None after `timeout` seconds."""
+    """Return the receipt of a publish, also if it failed; None after `timeout` seconds."""
     try:
         return future.result(max(0.0, timeout))
     except PublishError as error:
@@ -304,7 +304,7 @@ def _unanswered(
     model: str, workers: Sequence[int], timeout: float, detail: str | None = None
 ) -> Receipt:
     """Return a receipt in which all workers are "behind", for a send that did not end in time."""
-    silent = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
+    silent = f"no answer within {timeout:.3g} s; the transport is busy, or stuck"
     detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
     return Receipt(model, 0, 0, 0, timeout, "", rows)
@@ -318,7 +318,7 @@ class Sources:
     """The arguments that `init_on_sender` uses itself; the transport gets the others."""
 
     model: Any
-    weights: Any  # sent by a send that is called without weights
+    weights: Any  # sent by sends that are called without weights
     count: int | None  # the number of workers; None: not given
 
     @classmethod

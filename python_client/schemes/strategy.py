@@ -1,4 +1,4 @@
-"""The strategy of a scheme: names the tensors of a model, extracts them, and applies them.
+"""The strategy of a scheme names the tensors of a model, extracts them, and applies them.
 
     tensordict   every parameter and every buffer, also buffers that are not persistent
     state_dict   the entries of state_dict(), with PEFT adapters merged
@@ -81,9 +81,9 @@ class WeightStrategy:
             strict: Whether both sides must have the same names.
 
         Raises:
-            DestinationError: The weights do not fit, and the model is unchanged. The message says
-                why.
-            ValueError: `weights` is neither a module, a TensorDict nor a dict.
+            DestinationError: The weights do not fit; the model is unchanged.
+            ValueError: `weights` is neither a module, a TensorDict nor a dict; or a dict is to be
+                updated with `inplace=False`.
         """
         if weights is None:
             return
@@ -102,7 +102,7 @@ class WeightStrategy:
 
     # Used by schemes.
 
-    def formed(self, weights: Any) -> Any:
+    def in_form(self, weights: Any) -> Any:
         """Return `weights` in the strategy's form: for "tensordict", a dict becomes a TensorDict.
 
         A dict stays a dict if no TensorDict can hold its entries: if they are arrays, or if one
@@ -115,9 +115,9 @@ class WeightStrategy:
             leaves = named_leaves(given)
         except StateError:  # the error is reported when the weights are sent
             return given
-        heads = {name[:at] for name in leaves for at, sign in enumerate(name) if sign == "."}
+        prefixes = {name[:at] for name in leaves for at, sign in enumerate(name) if sign == "."}
         arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
-        return given if arrays or not heads.isdisjoint(leaves) else nested(leaves)
+        return given if arrays or not prefixes.isdisjoint(leaves) else nested(leaves)
 
     def tensors_of(self, source: object) -> dict[str, Leaf]:
         """Return the tensors of a `source` by dotted name; they share the source's memory."""
@@ -159,7 +159,7 @@ class WeightStrategy:
                 return [
                     f"this worker's model is a {type(model).__name__}, which has no weights to "
                     "update (non-empty weights are associated with a non-dict, non-td, non-Module "
-                    "destination): give its collector a policy with weights, or send it none"
+                    "destination): give its collector a policy with weights, or send no weights"
                 ]
             return check(layout, _collection(model), strict=strict, cast=cast)
         from ...codecs.torch_modules import parts_by
@@ -200,8 +200,8 @@ class WeightStrategy:
             for name in layout.names()
             if parts.part_of(name) is not None
         }
-        # Set the extra state before any tensor is written, since this runs the user's code, which
-        # may raise.
+        # Set the extra state before any tensor is written: this runs the user's code, which may
+        # raise an exception.
         torch_modules.put_extra(parts, extra)
         reader.copy_into(parts.tensors, strict=False, cast=cast)
         if (loading := parts.loading) is None:
@@ -251,19 +251,19 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
     lines, ties = list(parts.faults), Ties(layout, parts.tensors)
     for name in ties.arrived:
         published.pop(name, None)
-    got: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
     for name, tensor in parts.tensors.items():
         if name in ties.filled:
             continue
         if name not in published and tensor.is_meta:
-            lines.append(f"{name}: on the meta device, and nothing was published to fill it with")
+            lines.append(f"{name}: on the meta device, and no values for it were published")
             if name in parts.optional:
                 lines[-1] += '; give both schemes strategy="tensordict", which has every buffer'
         elif name not in published and (name in parts.optional or not strict):
             continue
         else:
             try:
-                got[name] = signature(name, tensor)
+                expected[name] = signature(name, tensor)
             except StateError as error:
                 published.pop(name, None)
                 lines.append(str(error))
@@ -276,7 +276,7 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
         for name, part in parts.extra.items()
         if strict and name not in sent and extra_of({name: part})
     ]
-    return differing(lines + ties.faults(), published, got, strict=strict, cast=cast)
+    return differing(lines + ties.faults(), published, expected, strict=strict, cast=cast)
 
 
 def _collection(model: object) -> object:
@@ -289,7 +289,7 @@ def check_weights(given: object, model_id: str) -> None:
     """Raise TypeError unless `given` is a module, a mapping or a TensorDict."""
     if not is_module(given) and not has_names(given):
         raise TypeError(
-            f"a {type(given).__name__} is not weights of {model_id!r}: give an nn.Module, a "
+            f"a {type(given).__name__} has no weights of {model_id!r}: give an nn.Module, a "
             "TensorDict, or a dict of tensors by name, such as model.state_dict()"
         )
 

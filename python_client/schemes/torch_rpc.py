@@ -1,6 +1,6 @@
-"""`RPCWeightSyncScheme`: sends weights to the workers of a `torch.distributed.rpc` group.
+"""`RPCWeightSyncScheme` sends weights to the workers of a `torch.distributed.rpc` group.
 
-Versions are sent in pieces, which the worker joins. RPC receives every tensor into new memory. The
+Versions are sent in pieces, which the worker joins: RPC receives every tensor into new memory. The
 allocator returns large blocks to the system, so for each version a large tensor would cost one page
 fault per page, several times the duration of the copy. Blocks of a few MiB are reused.
 """
@@ -27,7 +27,7 @@ from .transport import Receiver, Transport
 from .worker_transports import TransportBackend, WorkerTransport
 
 PIECE_BYTES = 2 * 2**20  # the fastest of 1, 2, 4 and 8 MiB, by a small margin
-KEPT_MAX = 2  # most buffers kept for reuse: one may be in use while the other gets the next version
+KEPT_MAX = 2  # buffers kept for reuse: one may be in use while the other gets the next version
 _TIMED_OUT = "RPC ran for more than set timeout"  # how torch's error text for a timeout begins
 
 
@@ -45,7 +45,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
 
     The default strategy is "state_dict", as in TorchRL's documentation.
 
-    A worker becomes a receiver if it calls `init_on_receiver` and `connect`. If a worker is no
+    A worker becomes a receiver if it calls `init_on_receiver` and `connect`. If a worker is not a
     receiver, a send calls its collector's `update_policy_weights_`.
     """
 
@@ -130,7 +130,7 @@ class _Peers(Peers):
         peer, rref = self.workers[worker]
         arguments = (what, payload.layout.header, payload.pieces, rref)
         start = cast("Any", rpc).rpc_async
-        return _promised(start(peer, _deliver, args=arguments, timeout=timeout))
+        return _as_python_future(start(peer, _deliver, args=arguments, timeout=timeout))
 
     def explain(self, worker: int, error: BaseException) -> CallResult:
         peer = self.workers[worker][0]
@@ -141,36 +141,36 @@ class _Peers(Peers):
         return CallResult("lost", f"RPC worker {name} cannot be reached: {error}")
 
 
-def _promised(future: Any) -> "Future[CallResult]":
+def _as_python_future(future: Any) -> "Future[CallResult]":
     """Return a Python future with the result or error of a torch future."""
-    promised: Future[CallResult] = Future()
+    result: Future[CallResult] = Future()
 
     def done(ended: Any) -> None:
         try:
-            promised.set_result(ended.value())
+            result.set_result(ended.value())
         except Exception as error:
-            promised.set_exception(error)
+            result.set_exception(error)
 
     future.add_done_callback(done)
-    return promised
+    return result
 
 
 @dataclass(eq=False)
 class Pieces:
-    """A version, cut into tensors that RPCs read until `done` is called."""
+    """A copy of a version, cut into tensors that RPCs read until `done` is called."""
 
     layout: Layout
     pieces: list[torch.Tensor]
     owner: "Snapshots"
 
     def done(self, clean: bool) -> None:
-        """Let the memory be reused, unless an RPC that timed out may still read it."""
+        """Allow the memory to be reused, unless an RPC that timed out may still read it."""
         if clean:
             self.owner.take_back(self)
 
 
 class Snapshots:
-    """Copies states into pieces, and reuses the memory of versions whose RPCs are over."""
+    """Copies states into pieces, and reuses the memory of versions whose RPCs have ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -191,10 +191,10 @@ class Snapshots:
             if not self._free:
                 # Clone: RPC would copy a view of a larger tensor again for every worker.
                 return Pieces(layout, [part.clone() for part in parts], self)
-            kept = self._free.pop()
-            for piece, part in zip(kept.pieces, parts, strict=True):
+            reused = self._free.pop()
+            for piece, part in zip(reused.pieces, parts, strict=True):
                 piece.copy_(part)
-            return kept
+            return reused
 
     def take_back(self, used: Pieces) -> None:
         """Keep the memory of a copy for reuse, if its layout is still the current one."""
@@ -228,8 +228,8 @@ class Staging:
         """Return the pieces as one read-only array; free it with `free`."""
         size = sum(piece.numel() for piece in pieces)
         with self._lock:
-            place = next((i for i, free in enumerate(self._free) if free.size == size), None)
-            data = np.empty(size, np.uint8) if place is None else self._free.pop(place)
+            index = next((i for i, free in enumerate(self._free) if free.size == size), None)
+            data = np.empty(size, np.uint8) if index is None else self._free.pop(index)
         if pieces:  # join with numpy, because torch would start a thread pool in each RPC thread
             np.concatenate([piece.numpy() for piece in pieces], out=data)
         joined = data.view()
@@ -237,7 +237,7 @@ class Staging:
         return joined
 
     def free(self, joined: Bytes) -> None:
-        """Reuse the memory of an array that `join` returned; the array is not in use any more."""
+        """Allow reuse of the memory of an array that `join` returned, and that nothing uses."""
         data = joined.base
         with self._lock:
             if isinstance(data, np.ndarray):

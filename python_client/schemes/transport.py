@@ -1,4 +1,4 @@
-"""The interface between a scheme and its transport: the bus, calls, or none.
+"""Defines the interface between a scheme and its transport: the bus, calls, or none.
 
 For every transport, a scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and
 checks receipts. A scheme for another transport overrides two methods:

@@ -1,4 +1,4 @@
-"""Weight updaters: `WeightUpdaterBase`, from which users derive, and `RayWeightUpdater`.
+"""Weight updaters push weights to workers: `RayWeightUpdater`, and a base class for users' own.
 
 The API is that of TorchRL's updaters, but does not require TorchRL and is not deprecated. In
 addition, `RayWeightUpdater` waits, until a deadline, for every worker's acknowledgement, and names
@@ -26,7 +26,7 @@ from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
 from .model import CallResult, Outcome, is_torchrl, references, wait_for
-from .ray import AsWeights, Store, answers_to, call, explain, taken
+from .ray import AsWeights, Store, answers_to, call, call_in_actor, explain
 from .sender import check
 from .strategy import WeightStrategy, nested
 from .transport import TIMEOUT
@@ -89,7 +89,7 @@ class WeightUpdaterBase(abc.ABC):
         return None if self._collector is None else [self._collector()]
 
     def increment_version(self) -> None:
-        """Tell the collector to count a new policy version.
+        """Make the collector count a new policy version.
 
         Raises:
             RuntimeError: No collector is registered.
@@ -135,15 +135,15 @@ class WeightUpdaterBase(abc.ABC):
         If the push fails for some workers, the hooks are called before the PublishError is raised,
         because the other workers run new weights.
         """
-        missed: PublishError | None = None
+        failure: PublishError | None = None
         try:
             self._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
         except PublishError as error:
-            missed = error
+            failure = error
         for hook in self.post_hooks:
             hook()
-        if missed is not None:
-            raise missed
+        if failure is not None:
+            raise failure
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         """Push weights; see `push_weights`."""
@@ -154,11 +154,11 @@ class WeightUpdaterBase(abc.ABC):
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
         # the keywords of each call; one call if workers have no ids
-        due: list[dict[str, Any]] = [{}]
+        calls: list[dict[str, Any]] = [{}]
         if ids is not None:
-            due = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
+            calls = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
         sync = self._sync_weights_with_worker
-        wait_for([sync(server_weights=weights, **worker) for worker in due], TIMEOUT)
+        wait_for([sync(server_weights=weights, **worker) for worker in calls], TIMEOUT)
 
     def all_worker_ids(self) -> list[Any] | None:
         """Return the ids of all workers; None if workers have no ids."""
@@ -205,7 +205,7 @@ class RayWeightUpdater(WeightUpdaterBase):
     Args:
         policy_weights: The trainer's weights, a TensorDict. A push sends their current values.
         remote_collectors: The actors. Worker ids are their positions in this list.
-        max_interval: How many pushes skip a worker between two pushes that reach it; 0: none.
+        max_interval: How many pushes leave out a worker between two that reach it; 0: none.
         timeout: Seconds within which the workers must apply a push.
 
     Attributes:
@@ -245,8 +245,8 @@ class RayWeightUpdater(WeightUpdaterBase):
 
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
-        checked = [self._checked(worker) for worker in ids or ()]
-        due = dict.fromkeys(worker for worker in checked if self._is_due(worker))
+        positions = [self._position(worker) for worker in ids or ()]
+        due = dict.fromkeys(worker for worker in positions if self._begin_interval(worker))
         if not due:
             return  # no worker gets this push, so do not store the weights
         started, given = time.monotonic(), policy_or_weights
@@ -258,21 +258,21 @@ class RayWeightUpdater(WeightUpdaterBase):
             if value is not None:
                 returned[str(worker)] = value
         self._calls.update(answers_to(returned, self.timeout))
-        self._acknowledge(started)
+        self._await_answers(started)
 
-    def _checked(self, worker_id: Any) -> int:
+    def _position(self, worker_id: Any) -> int:
         try:
-            place = index(worker_id)
+            position = index(worker_id)
         except TypeError:
-            place = -1
-        if not 0 <= place < len(self.remote_collectors):
+            position = -1
+        if not 0 <= position < len(self.remote_collectors):
             raise IndexError(
                 f"there is no worker {worker_id!r}: this updater has {len(self.remote_collectors)} "
                 f"remote collectors, with the ids 0 to {len(self.remote_collectors) - 1}"
             )
-        return place
+        return position
 
-    def _is_due(self, worker_id: int) -> bool:
+    def _begin_interval(self, worker_id: int) -> bool:
         """Return whether this push goes to a worker; if so, restart the worker's interval."""
         if self._skip_update(worker_id):
             return False
@@ -280,7 +280,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Count this push for a worker; return whether the worker's interval skips it."""
+        """Count this push for a worker; return whether the interval leaves out the worker."""
         self._batches_since_weight_update[worker_id] += 1
         return self._batches_since_weight_update[worker_id] <= self.max_interval
 
@@ -319,19 +319,19 @@ class RayWeightUpdater(WeightUpdaterBase):
         actor, ref = self.remote_collectors[worker_id], self._shared[1]
         self._calls[str(worker_id)] = call(actor, _update, ref, self.timeout * MARGIN)
 
-    def _acknowledge(self, started: float) -> None:
-        # Wait for the workers' answers, until the deadline; make the receipt, and check it.
+    def _await_answers(self, started: float) -> None:
+        # Wait for the workers' answers until the deadline; make the receipt, and check it.
         calls, self._calls, self._shared = self._calls, {}, None
         nbytes, self._nbytes = self._nbytes, 0
-        begun = Receipt("policy", self._epoch, self._version, nbytes, 0.0, "", {})
+        empty = Receipt("policy", self._epoch, self._version, nbytes, 0.0, "", {})
         answers = Answers(
-            begun, calls, started=started, timeout=self.timeout, explain=self._explain
+            empty, calls, started=started, timeout=self.timeout, explain=self._explain
         )
         self.receipt = answers.receipt.result()
         for name in self.receipt.in_state("applied"):
             self._versions[int(name)] = self._version
         for name in self.receipt.in_state("failed", "lost", "behind"):
-            # The next push must not skip this worker.
+            # The next push must not leave out this worker.
             self._batches_since_weight_update[int(name)] = self.max_interval
         check(self.receipt)
 
@@ -344,6 +344,6 @@ def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
     if isinstance(weights, dict) and is_torchrl(actor):  # TorchRL expects nested names
         weights = nested(cast("dict[str, Any]", weights))
     try:
-        return taken(actor.update_policy_weights_, weights, NAMES, timeout)
+        return call_in_actor(actor.update_policy_weights_, weights, NAMES, timeout)
     except Exception as error:  # Ray would print an error here, and pickle it for the sender
         return CallResult("failed", f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""Transports of single workers, as TorchRL's API has them.
+"""Provides transports to single workers, as in TorchRL's API.
 
 A `WorkerTransport` sends the weights of a scheme to one worker, a `ReceiverTransport` receives them
-there.
+on that worker.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class TransportBackend(Protocol):
         model: Any = None,
         strategy: Any = None,
     ) -> Any | None:
-        """Receive and apply weights, and return them; None if no weights came in time.
+        """Receive and apply weights, and return them; None if no weights arrived in time.
 
         Args:
             timeout: Seconds; None: the transport's own timeout.
@@ -98,7 +98,7 @@ class WorkerTransport:
         self._sending.finish(timeout)
 
     def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send prepared weights. The sender that this transport is registered with calls this."""
+        """Send prepared weights. Called by the sender with which this transport is registered."""
         return self._sending.transport.send(weights, [self.worker], timeout=timeout)
 
     def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:

@@ -192,7 +192,7 @@ def garble(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (cut, "is cut short, or still being written: its header describes 72 bytes .* holds 71"),
+        (cut, "is cut short, or still being written: its header describes 72 bytes .* has 71"),
         (lengthen, "is damaged: its header describes 72 bytes .* the file has 73"),
         (behead, "is cut short, or still being written: it has 20 bytes"),
         (empty, "is cut short, or still being written: it has 0 bytes"),

@@ -352,7 +352,7 @@ def test_reading_keeps_weights_still() -> None:
         sender.send()
         with receiver.reading():
             sender.send_async(fill(net, 2.0))
-            with pytest.raises(TimeoutError, match=r"still on its way after 0\.3 s"):
+            with pytest.raises(TimeoutError, match=r"still pending after 0\.3 s"):
                 sender.wait_async(timeout=0.3)
             assert values(target) == {1.0}
         sender.wait_async()
@@ -482,7 +482,7 @@ NO_WEIGHTS = {
 def test_what_is_no_weights_is_refused_and_takes_no_number() -> None:
     with one_process(1, strict=False) as (sender, net, _, nets):
         for version, (kind, make) in enumerate(NO_WEIGHTS.items(), start=2):
-            given, refused = make(net), rf"a {kind} is not weights of 'policy': give an nn"
+            given, refused = make(net), rf"a {kind} has no weights of 'policy': give an nn"
             for send in (
                 sender.send,
                 sender.send_async,
@@ -518,7 +518,7 @@ def test_a_collector_without_a_policy_of_its_own_sends_nothing(
         sender = schemes.sender(own, context=context, num_workers=None)
         sender.connect()
         sender.send()
-        assert "nothing was sent: there are no weights of 'policy'" in caplog.text
+        assert "no weights were sent: there are no weights of 'policy'" in caplog.text
         assert sender.receipt is None
 
 
@@ -648,7 +648,7 @@ def test_a_model_on_the_meta_device_is_not_waited_for_for_ever(schemes: Schemes)
     sender = schemes.sender(ZMQWeightSyncScheme(timeout=0.3))
     sender.connect()  # without weights
     receiver = schemes.receiver(sender, hollow(), connects=False)
-    with pytest.raises(TimeoutError, match="meta device, and no weights came within"):
+    with pytest.raises(TimeoutError, match="meta device, and no weights arrived within"):
         receiver.connect()
     assert not receiver.synchronized_on_receiver
 
@@ -844,7 +844,7 @@ def test_a_transport_of_the_older_vintage_is_made_of_a_pipe_alone() -> None:
 
 
 def test_a_transport_of_queues_says_what_to_write_instead() -> None:
-    with pytest.raises(TypeError, match=r"of a Queue leads nowhere: write MPTransport\(pipe\)"):
+    with pytest.raises(TypeError, match=r"through a Queue: write MPTransport\(pipe\)"):
         MPTransport(queue.Queue())
 
 
@@ -852,9 +852,9 @@ def test_a_pipe_that_says_something_else() -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.send_bytes(b'{"other": 1}')
     scheme = MultiProcessWeightSyncScheme(timeout=0.2)
-    with pytest.raises(ValueError, match="something else than the sender's address"):
+    with pytest.raises(ValueError, match="pipe is not the sender's address"):
         scheme.init_on_worker("policy", model=Net(), pipe=theirs)
-    with pytest.raises(TimeoutError, match="no address came down the pipe"):
+    with pytest.raises(TimeoutError, match="no address arrived through the pipe"):
         scheme.init_on_worker("policy", model=Net(), pipe=theirs)
     with pytest.raises(ValueError, match="pipe must be provided via context or kwargs"):
         scheme.init_on_worker("policy", model=Net())
