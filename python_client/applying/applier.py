@@ -71,7 +71,7 @@ class Update:
 
 
 class Running:
-    """The version that code in a `reading()` block reads.
+    """The running version, which code in a `reading()` block reads.
 
     Attributes:
         model: The model id; None if the block reads several models, and `reading()` names none.

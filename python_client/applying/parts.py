@@ -140,14 +140,14 @@ def local_part(target: object, leaves: Mapping[str, Leaf]) -> "Part | None":
 
     local, slices = dict[str, Leaf](), dict[str, Box]()
     for entry in entries(target):
-        held = entry.held
-        box = held.box() if isinstance(held, PlacedShards) else None
-        if box is None and hasattr(held, "parts"):
+        leaf = entry.tensor
+        box = leaf.box() if isinstance(leaf, PlacedShards) else None
+        if box is None and hasattr(leaf, "parts"):
             raise StateError(
                 f"{entry.name}: the worker cannot find out which slice of it this rank has; give a "
                 "weightbus.Part of the local tensors, with the slice of each"
             )
-        local[entry.name] = held.mine() if isinstance(held, PlacedShards) else cast("Leaf", held)
+        local[entry.name] = leaf.mine() if isinstance(leaf, PlacedShards) else cast("Leaf", leaf)
         if box is not None:
             slices[entry.name] = box
     return Part(local, slices)

@@ -150,7 +150,7 @@ class Gathered(Streamed):
         ):
             me, plan = ranks.members[ranks.rank], json.loads(round_.plan)
             for name, at in plan["order"]:
-                shards = found[name].held
+                shards = found[name].tensor
                 if isinstance(shards, PlacedShards) and shards.whole:
                     round_.collective(shards.gathered, name)
                 elif isinstance(shards, Shards) and me in plan["owners"][at]:
@@ -252,15 +252,15 @@ class _Writing:
 
     def write(self, some: Sequence[tuple[Entry, str]], round_: Round | None) -> None:
         """Write tensors, each with its name in the version."""
-        plain = [(held, name) for (_, held, *_), name in some if not isinstance(held, Shards)]
+        plain = [(tensor, name) for (_, tensor, *_), name in some if not isinstance(tensor, Shards)]
         leaves = [leaf for leaf, _ in plain]
         views = [self._section.like(name, leaf) for leaf, name in plain]
         Copies(views, leaves, private=True).run(views, leaves)
         for view, (leaf, name) in zip(views, plain, strict=True):
             self._count_lost(name, view, leaf)
         for entry, name in some:
-            if isinstance(entry.held, Shards):
-                self._gather(entry.held, name, entry.name, round_)
+            if isinstance(entry.tensor, Shards):
+                self._gather(entry.tensor, name, entry.name, round_)
 
     def _gather(self, shards: Shards, name: str, what: str, round_: Round | None) -> None:
         whole = self._section.tensors[name]
@@ -305,10 +305,10 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
         StateError: The model cannot be published.
     """
     checked = set[str]()  # meshes whose ranks are all in the group
-    for name, held, *_ in found:
-        if not isinstance(held, Shards):
+    for name, tensor, *_ in found:
+        if not isinstance(tensor, Shards):
             continue
-        if (mesh := str(held.ranks)) in checked:
+        if (mesh := str(tensor.ranks)) in checked:
             continue
         if not members:
             raise StateError(
@@ -316,7 +316,7 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
                 "call gather() on every rank, after init_process_group() and before "
                 "destroy_process_group()"
             )
-        others = {rank for rank, _ in held.parts(held.meta, members[0])}.difference(members)
+        others = {rank for rank, _ in tensor.parts(tensor.meta, members[0])}.difference(members)
         if others:
             raise StateError(
                 f"{name}: rank {min(others)} has a part of it, but is not in the group: give "
@@ -324,34 +324,34 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
             )
         if not {int(rank) for rank in re.findall(r"\d+", mesh)}.difference(members):
             checked.add(mesh)
-    leaves = {each.name: _leaf(each.held) for each in found}
+    leaves = {each.name: _leaf(each.tensor) for each in found}
     parameters = {id(leaves[each.name]) for each in found if not each.buffer}
     return described(leaves, {each.name: each.same for each in found}.__getitem__), parameters
 
 
 def tensors_of(found: Sequence[Entry]) -> dict[str, list[object]]:
     """Return, by name, the dtype, shape and sharding of each tensor, which all ranks compare."""
-    return {name: _about(held, name) for name, held, *_ in found}
+    return {name: _about(tensor, name) for name, tensor, *_ in found}
 
 
-def _leaf(held: "Leaf | Shards") -> Leaf:
-    return held.meta if isinstance(held, Shards) else held
+def _leaf(tensor: "Leaf | Shards") -> Leaf:
+    return tensor.meta if isinstance(tensor, Shards) else tensor
 
 
-def _about(held: "Leaf | Shards", name: str) -> list[object]:
+def _about(tensor: "Leaf | Shards", name: str) -> list[object]:
     """Return the dtype, the shape, and how the tensor is sharded (empty: not)."""
-    dtype, shape = signature(name, _leaf(held))
-    return [dtype, [*shape], held.how if isinstance(held, Shards) else ""]
+    dtype, shape = signature(name, _leaf(tensor))
+    return [dtype, [*shape], tensor.how if isinstance(tensor, Shards) else ""]
 
 
 def _plan(found: Sequence[Entry], unique: Sequence[Entry], members: Sequence[int]) -> str:
     """Return rank 0's plan as JSON: all tensors; in which order it gathers them, and from whom."""
     senders: dict[tuple[int, ...], int] = {}
     order: list[tuple[str, int]] = []
-    for name, held, *_ in unique:
+    for name, tensor, *_ in unique:
         ranks = (
-            [r for r, p in held.parts(held.meta, members[0]) if p.numel()]
-            if isinstance(held, Shards)
+            [r for r, p in tensor.parts(tensor.meta, members[0]) if p.numel()]
+            if isinstance(tensor, Shards)
             else []
         )
         others = tuple(rank for rank in ranks if rank != members[0])
@@ -369,7 +369,7 @@ def difference(plan: str, found: Mapping[str, Entry]) -> str:
         f"rank 0 lacks its {printable(name, NAME_SHOWN)}" for name in found if name not in lead
     ]
     for name, theirs in lead.items():
-        mine = _about(found[name].held, name) if name in found else theirs
+        mine = _about(found[name].tensor, name) if name in found else theirs
         if mine != theirs:
             texts.append(
                 f"its {printable(name, NAME_SHOWN)} is {_text(mine)}, rank 0's is {_text(theirs)}"

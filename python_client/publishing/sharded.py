@@ -386,16 +386,16 @@ class _Places:
         intervals, self.spread = list[tuple[int, int, int]](), list[_Spread]()
         self.leaders, loads = dict[str, int](), [0] * len(members)
         for entry, name in self.unique:
-            spec, held = layout.by_name(name), entry.held
+            spec, tensor = layout.by_name(name), entry.tensor
             least = min(range(len(loads)), key=loads.__getitem__)  # the least loaded rank
-            if not isinstance(held, Shards):
+            if not isinstance(tensor, Shards):
                 parts = [(spec.begin, spec.end, 0)]
-            elif (cut := _intervals(held, spec.begin, spec.end, self._ranks, least)) is not None:
+            elif (cut := _intervals(tensor, spec.begin, spec.end, self._ranks, least)) is not None:
                 parts, self.leaders[name] = cut, members[least]
             else:
-                least = least if not isinstance(held, PlacedShards) or held.in_order else 0
+                least = least if not isinstance(tensor, PlacedShards) or tensor.in_order else 0
                 parts = [(spec.begin, spec.end, least)]
-                self.spread.append(_Spread(held, name, least, members[least]))
+                self.spread.append(_Spread(tensor, name, least, members[least]))
             if fault := uncovered(parts, spec.begin, spec.end):
                 raise StateError(f"{printable(name, NAME_SHOWN)}: {fault}")
             for begin, end, rank in parts:
@@ -464,14 +464,14 @@ def _stage(
     """
     me, staged, members = ranks.rank, _Staged(placed), ranks.members
     for entry, name in placed.unique:
-        held, whole = entry.held, staged.section.tensors[name]
-        if not isinstance(held, Shards):
+        tensor, whole = entry.tensor, staged.section.tensors[name]
+        if not isinstance(tensor, Shards):
             if me == 0:
-                staged.put(name, whole, torch.as_tensor(held))
+                staged.put(name, whole, torch.as_tensor(tensor))
         elif name in placed.leaders:
-            for member, part in held.parts(whole, placed.leaders[name]):
+            for member, part in tensor.parts(whole, placed.leaders[name]):
                 if member == members[me] and part.numel():
-                    staged.put(name, part, held.mine())
+                    staged.put(name, part, tensor.mine())
     for batch in _batches(placed.spread, placed.layout):
         _gather(batch, staged, ranks, round_, left)
     _exchange(staged.placement.foreign, staged, ranks, round_, left)
@@ -503,17 +503,17 @@ def _exchange(
 
 
 def _intervals(
-    held: Shards, begin: int, end: int, ranks: Ranks, leader: int
+    tensor: Shards, begin: int, end: int, ranks: Ranks, leader: int
 ) -> list[tuple[int, int, int]] | None:
     """Return a tensor's parts as intervals of the data section; None if they are no intervals."""
-    if not held.straight or (isinstance(held, PlacedShards) and held.whole):
+    if not tensor.straight or (isinstance(tensor, PlacedShards) and tensor.whole):
         return None
-    count = held.meta.numel()
+    count = tensor.meta.numel()
     width, rest = divmod(end - begin, count) if count else (0, 0)
     if rest:  # several elements share a byte
         return None
     found = list[tuple[int, int, int]]()
-    for member, part in held.parts(held.meta, ranks.members[leader]):
+    for member, part in tensor.parts(tensor.meta, ranks.members[leader]):
         if not part.is_contiguous():
             return None
         if part.numel():
@@ -617,9 +617,9 @@ def _tensors_text(found: Sequence[Entry]) -> str:
 def _owners_text(found: Sequence[Entry]) -> str:
     """Return, as JSON, the ranks that have the parts of each tensor."""
     ranks, used = dict[str, int](), dict[str, int]()
-    for name, held, *_ in found:
-        if isinstance(held, Shards):
-            used[name] = ranks.setdefault(json.dumps(held.ranks), len(ranks))
+    for name, tensor, *_ in found:
+        if isinstance(tensor, Shards):
+            used[name] = ranks.setdefault(json.dumps(tensor.ranks), len(ranks))
     return json.dumps({"ranks": [*ranks], "used": used})
 
 
@@ -655,9 +655,9 @@ def _part_difference(plan: str, placed: _Places, read_shared: Callable[[str], st
     if hash_of(placed.owners) != lead["ranks"]:
         owners = json.loads(read_shared(lead["ranks"]))
         ranks = [json.loads(text) for text in owners["ranks"]]
-        for name, held, *_ in found:
-            if isinstance(held, Shards):
-                held.of_ranks(ranks[owners["used"][name]])
+        for name, tensor, *_ in found:
+            if isinstance(tensor, Shards):
+                tensor.of_ranks(ranks[owners["used"][name]])
         placed.place()
     if lead["placement"] != placed.placement.hash():
         return "it finds the parts of the version on other ranks than rank 0 does"

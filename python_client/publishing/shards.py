@@ -37,13 +37,13 @@ class Entry(NamedTuple):
 
     Attributes:
         name: The name that the tensor has in the module without wrappers.
-        held: The tensor, or its shards.
+        tensor: The tensor, or its shards.
         same: A key that is equal for all names of one tensor; None: an empty tensor.
         buffer: Whether the tensor is a buffer of a module.
     """
 
     name: str
-    held: "Leaf | Shards"
+    tensor: "Leaf | Shards"
     same: Hashable | None
     buffer: bool = False
 
@@ -354,13 +354,13 @@ def _entries_of_flat(module: nn.Module) -> Iterator[Entry]:
     parts = cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
     for path, part in parts:
         prefix = _clean(f"{path}." if path else "")
-        held = flat.get(part, {})
-        for name, shards in held.items():
+        own = flat.get(part, {})
+        for name, shards in own.items():
             _check_memory(prefix + name, shards.mine())
             yield Entry(prefix + name, shards, ("FSDP1", id(shards)))
         inside = vars(part)
         for name, tensor in inside["_parameters"].items():
-            if tensor is not None and name not in held and not hasattr(tensor, "_param_infos"):
+            if tensor is not None and name not in own and not hasattr(tensor, "_param_infos"):
                 yield _entry(prefix + name, tensor.detach(), id(tensor))
         for name, tensor in inside["_buffers"].items():
             if tensor is not None and name not in inside["_non_persistent_buffers_set"]:

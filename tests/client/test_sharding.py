@@ -104,7 +104,7 @@ def test_without_a_group_the_model_is_published_as_it_is() -> None:
 def test_a_publisher_alone_refuses_what_all_ranks_publish() -> None:
     with (
         weightbus.Publisher("tcp://127.0.0.1:0") as publisher,
-        pytest.raises(weightbus.StateError, match="on every rank call publish"),
+        pytest.raises(weightbus.StateError, match="on every rank, call sharded"),
     ):
         publisher.publish("m", weightbus.sharded(two_layers()))
 
