@@ -20,8 +20,7 @@ from .headers import Buffer
 from .protocol_limits import RANGES_MAX
 
 NUMBERS = 4  # numbers of a range: begin, length, stride, times
-# Intervals of one piece. To cut a piece with more takes longer than to send the whole chunk.
-INTERVALS_MAX = 2**16
+INTERVALS_MAX = 2**16  # of one piece; to cut more takes longer than to send the whole chunk
 
 
 class Cut:
@@ -52,11 +51,7 @@ class Cut:
     def put_piece(
         self, memory: Memory, index: int, payload: Buffer, crc: int, rest: int
     ) -> int | None:
-        """Copy a piece to its offset in the memory, and return its chunk's CRC-32C.  (T3)
-
-        Return None, and copy nothing, if the piece is damaged. `crc`: the CRC-32C of the piece.
-        `rest`: that of its chunk with zeros in place of the piece.
-        """
+        """Copy a piece to its offset; return its chunk's CRC-32C. Damaged: return None. (T3)"""
         begin, end = self._starts[index : index + 2]
         if len(payload) != end - begin or crc32c(payload) != crc:
             return None

@@ -17,10 +17,8 @@ from .structs import Message
 class Send(msgspec.Struct, frozen=True):
     """Send a message: from a publisher to one worker, or from a worker to its publisher.
 
-    Attributes:
-        to: At a publisher: the routing id of the worker.
-        upstream: At a worker: whether to send this report on the data connection, if possible. The
-            worker repeats the report on the control channel. (W34)
+    `to`: a publisher's routing id of the worker. `upstream`: send a worker's report on the data
+    connection if possible; the worker repeats the report on the control channel. (W34)
     """
 
     message: Message
@@ -62,10 +60,7 @@ class Redial(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Find out whether a publisher answers at the control address with this index.
-
-    The shell answers with `Probed`.
-    """
+    """Find out whether a publisher answers at a control address (index); answered by `Probed`."""
 
     at: int
 

@@ -17,8 +17,7 @@ from .effects import Effect
 from .roster import Peer
 from .state import PublisherState
 
-# Least `difflib` ratio of a typo to the right name: `polcy` and `policy` have 0.91, `policy_old`
-# and `policy` 0.75.
+# Least `difflib` ratio of a typo to the right name: `polcy` has 0.91 to `policy`.
 MIN_SIMILARITY = 0.8
 NAMES_MAX = 16  # models compared in one check, since workers can name any number of models
 NAMES_LISTED = 3  # names of workers or models listed in one log line
@@ -131,7 +130,7 @@ def _live_by_model(
 
 
 def _subject(peers: list[Peer], one: str, many: str) -> str:
-    """Return the workers' names, and the verb `one` for a single worker or `many` for several."""
+    """Return the workers' names, and the verb: `one` for one worker, `many` for several."""
     names = sorted(peer.name for peer in peers)
     if len(names) == 1:
         return f"worker {names[0]} {one}"

@@ -43,10 +43,9 @@ def below(state: PublisherState, relay: Peer, message: Below, now: float) -> lis
 
 
 def tick(state: PublisherState, now: float) -> list[Effect]:
-    """Handle rows that were set aside while their workers were connected elsewhere. (R6)
+    """Handle each row that was set aside, once its worker's session elsewhere is lost. (R6)
 
-    Once the other session of such a worker is lost, its row counts. The relay does not repeat it,
-    since a relay reports only changes.
+    The relay does not repeat the row, since a relay reports only changes.
     """
     effects: list[Effect] = []
     for name, (by, row, at) in [*state.contested.items()]:
@@ -62,9 +61,8 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
 def _loop_text(own: str, relay: Peer, row: WorkerRow) -> str:
     """Return an error text if this relay must break the loop that `row` shows; else "".
 
-    `row` is this relay's own row, in a report of a relay that is a worker of this relay. Each relay
-    of a loop finds itself in this way. Only the relay with the least name breaks the loop: it ends
-    the session with its worker.
+    Each relay of a loop finds itself (`row`) in the report of a worker. The relay with the least
+    name breaks the loop: it ends the session with that worker.
     """
     names = (own, relay.name, *row.through)
     if own != min(names):

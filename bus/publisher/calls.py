@@ -63,10 +63,7 @@ def record_transport(
 def record_transport_behind(
     state: PublisherState, peer: Peer, version: Version | None, patch: PatchId | None
 ) -> None:
-    """Record whether a worker behind a relay received a version whole or by a patch. (R5)
-
-    `patch`: the patch; None: the worker received the version whole.
-    """
+    """Record by which patch a worker behind a relay received a version (None: whole). (R5)"""
     by = version.find(patch) if version is not None and not peer.shared else None
     for call in state.calls.values():
         if by is not None and call.version is version:

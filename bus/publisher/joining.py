@@ -38,10 +38,7 @@ NO_RELAY = (
 def hello(
     state: PublisherState, identity: bytes, hello: Hello, now: float, key: str = ""
 ) -> list[Effect]:
-    """Handle a hello: admit or refuse its worker. (P3)
-
-    `key`: the worker's public key; empty without keys.
-    """
+    """Handle a hello: admit or refuse its worker. `key`: its public key; empty: none. (P3)"""
     effects: list[Effect] = []
     grant = state.grants.of(key) if state.grants is not None else None
     if grant is not None and not grant.fits(hello.name):  # K3
@@ -170,18 +167,16 @@ def _welcome(state: PublisherState, peer: Peer, admission: str, now: float) -> l
     prepared = state.prepared.values()
     announced = [e for each in prepared for e in _prepare_message(peer, each)]
     follow = Follow(peer.hello.pid)
-    # `Follow` comes first: a worker's process may end soon after its welcome, and the shell must
-    # find it by its id before.
+    # `Follow` comes first, since the process may end soon after the welcome.
     return [follow, Send(welcome, to=peer.identity), *_rename(state, peer), *announced, *effects]
 
 
 def _features(state: PublisherState, peer: Peer, now: float) -> list[str]:
     """Return the features of a welcome, which may contain a ticket or a token.
 
-    With keys, the worker gets a ticket for its data connection. Without keys, a worker with the
-    feature `upstream` gets a token, with which it sends `applied` on its data connection. With keys
-    there is no token: the data connection is not encrypted, so a token could be read and reused.
-    (K9, P22)
+    With keys, the worker gets a ticket for its data connection, but no token: that connection is
+    not encrypted, so a token could be read and reused. Without keys, a worker with the feature
+    `upstream` gets a token, with which it sends `applied` on its data connection. (K9, P22)
     """
     features = [RELAY] if peer.relay else []
     if PARTS in peer.hello.features:

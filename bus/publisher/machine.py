@@ -237,10 +237,7 @@ class PublisherMachine:
         return version, self._with_freed_memory(effects)
 
     def takes(self, offered: VersionOffer) -> bool:
-        """True if `pass_on` accepts an offer.
-
-        It accepts an offer of a later epoch, or of a version newer than the latest for all workers.
-        """
+        """True if `pass_on` accepts an offer: of a later epoch, or newer than the latest."""
         versions, key = self.state.store.get(offered.model), offered.key
         if key is None or key[0] != self.state.epoch:
             return key is not None and key[0] > self.state.epoch

@@ -284,10 +284,7 @@ def _check_known(state: PublisherState, workers: Collection[str]) -> None:
 
 
 def _is_for(state: PublisherState, offered: VersionOffer, name: str) -> bool:
-    """Return whether a named worker counts for one of the versions that are published as one.
-
-    It does if it wants this model, or none of the companions' models.
-    """
+    """Return whether a named worker counts: it wants this model, or no companion's model."""
     peer = state.roster.by_name(name)
     if peer is None or offered.model in peer.hello.models:
         return True

@@ -59,10 +59,9 @@ class PersistentCondition:
     def held_since(
         self, found: dict[str, list[Peer]], since: float, now: float
     ) -> list[tuple[str, list[Peer]]]:
-        """Return each model, once, for which the condition has been true since `since`.
+        """Return (model, workers) for which the condition has been true since `since`, once each.
 
-        `found`: by model, the workers for which the condition is true now. The result is a list of
-        (model, those of its workers for which the condition has been true all the time).
+        `found`: by model, the workers for which the condition is true now.
         """
         kept, due = self._since, list[tuple[str, list[Peer]]]()
         self._since = {}
@@ -197,10 +196,7 @@ class PublisherState:
         self.take_epoch(epoch)
 
     def note_claim(self, epoch: int, age_ms: int, now: float) -> None:
-        """Record the epoch of a refused worker, and the age of that epoch's publisher.
-
-        The relay passes this claim on to the publisher above.
-        """
+        """Record a refused worker's epoch, and its publisher's age, for the publisher above."""
         known, started = self.claim, now - age_ms / 1000
         if known is None or epoch >= known.epoch or now - known.heard_at >= self.timing.lost_after:
             same = known is not None and epoch == known.epoch

@@ -437,11 +437,7 @@ def file_name(name: str) -> str:
 
 
 def _file_of(folder: Path, name: str | None) -> Path:
-    """Return the file in a folder for the worker `name`; without a name, the only file.
-
-    Raises:
-        KeysError: No file or several files fit.
-    """
+    """Return the file in a folder for the worker `name`; without a name, the only file."""
     found = _files(folder)
     if len(found) > KEYS_MAX:
         raise _too_many(folder, found)
