@@ -10,22 +10,22 @@ import (
 func BF16ToFloat32(bits uint16) float32 { return math.Float32frombits(uint32(bits) << 16) }
 
 // F16ToFloat32 converts an IEEE half float.
-func F16ToFloat32(bits uint16) float32 { return small(uint32(bits), 5, 10, true) }
+func F16ToFloat32(bits uint16) float32 { return smallFloat(uint32(bits), 5, 10, true) }
 
 // F8E5M2ToFloat32 converts a float8_e5m2, which is the upper half of an IEEE half float.
-func F8E5M2ToFloat32(bits uint8) float32 { return small(uint32(bits), 5, 2, true) }
+func F8E5M2ToFloat32(bits uint8) float32 { return smallFloat(uint32(bits), 5, 2, true) }
 
 // F8E4M3ToFloat32 converts a float8_e4m3fn, which has no infinities, and one NaN for each sign.
 func F8E4M3ToFloat32(bits uint8) float32 {
 	if bits&0x7f == 0x7f {
 		return float32(math.NaN())
 	}
-	return small(uint32(bits), 4, 3, false)
+	return smallFloat(uint32(bits), 4, 3, false)
 }
 
-// small converts a float with these numbers of exponent and mantissa bits to float32. If ieee is
-// true, the largest exponent stands for infinity or NaN.
-func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
+// smallFloat converts a float of 8 or 16 bits to float32. If ieee is true, the largest exponent
+// stands for infinity or NaN.
+func smallFloat(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 	mantissa := bits & (1<<mantissaBits - 1)
 	exponent := int(bits>>mantissaBits) & (1<<exponentBits - 1)
 	bias := 1<<(exponentBits-1) - 1
@@ -51,7 +51,7 @@ func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
 func (t Tensor) Float32s() ([]float32, error) {
 	width, convert := t.converter()
 	if convert == nil {
-		return nil, fmt.Errorf("a tensor of dtype %s is not converted to float32; use its Bytes", t.dtype)
+		return nil, fmt.Errorf("a tensor of dtype %s cannot be converted to float32; use its Bytes", t.dtype)
 	}
 	values := make([]float32, len(t.bytes)/width)
 	for i := range values {
@@ -60,18 +60,19 @@ func (t Tensor) Float32s() ([]float32, error) {
 	return values, nil
 }
 
-// converter returns the size of an element in bytes, and the function that converts it or nil.
+// converter returns the size of an element in bytes, and the function that converts an element to
+// float32. The function is nil for other dtypes than those of Float32s.
 func (t Tensor) converter() (width int, convert func(b []byte) float32) {
-	word := binary.LittleEndian
+	order := binary.LittleEndian
 	switch t.dtype {
 	case "F64":
-		return 8, func(b []byte) float32 { return float32(math.Float64frombits(word.Uint64(b))) }
+		return 8, func(b []byte) float32 { return float32(math.Float64frombits(order.Uint64(b))) }
 	case "F32":
-		return 4, func(b []byte) float32 { return math.Float32frombits(word.Uint32(b)) }
+		return 4, func(b []byte) float32 { return math.Float32frombits(order.Uint32(b)) }
 	case "F16":
-		return 2, func(b []byte) float32 { return F16ToFloat32(word.Uint16(b)) }
+		return 2, func(b []byte) float32 { return F16ToFloat32(order.Uint16(b)) }
 	case "BF16":
-		return 2, func(b []byte) float32 { return BF16ToFloat32(word.Uint16(b)) }
+		return 2, func(b []byte) float32 { return BF16ToFloat32(order.Uint16(b)) }
 	case "F8_E4M3":
 		return 1, func(b []byte) float32 { return F8E4M3ToFloat32(b[0]) }
 	case "F8_E5M2":

@@ -148,7 +148,7 @@ func TestWhatIsLeftOfAGroupIsTakenWithTheNewerVersion(t *testing.T) {
 		}
 		return names
 	}
-	h := newHandoff(false)
+	h := newReadyQueue(false)
 	h.put(group{of("a", 1), of("b", 1)})
 	if older := names(h.put(group{of("b", 2)})); !reflect.DeepEqual(older, []string{"b1"}) {
 		t.Fatal(older)

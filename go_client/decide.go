@@ -7,19 +7,20 @@ import (
 	"runtime/debug"
 )
 
-// decide applies versions at once with BeforeApply and Apply on another goroutine, and waits for the
-// end until ctx ends. The result is queued in the handoff, for this call of Receive or a later one.
+// decide applies versions as one on another goroutine, which calls BeforeApply and Apply. It returns
+// when the versions are applied or rejected, or when ctx ends. The goroutine puts the result into
+// the ready queue, for this call of Receive or a later one.
 func (w *Worker) decide(ctx context.Context, versions group) error {
 	decided := make(chan struct{})
 	go func() {
-		w.applyIfWanted(w.worksOf(versions))
+		w.applyIfWanted(w.jobsFor(versions))
 		close(decided)
 		for _, v := range versions {
 			m := w.models[v.Model]
-			if m.late != nil {
-				w.waitForLate(m)
+			if m.overdue != nil {
+				w.waitForOverdue(m)
 			}
-			w.loop.handoff.vacate(v.Model)
+			w.loop.queue.release(v.Model)
 		}
 	}()
 	select {
@@ -30,100 +31,101 @@ func (w *Worker) decide(ctx context.Context, versions group) error {
 	}
 }
 
-// waitForLate waits until a function that missed its deadline returns, and queues a Late event. The
-// function's result is ignored.
-func (w *Worker) waitForLate(m *model) {
+// waitForOverdue waits until a function that missed its deadline returns, or Close is called. If the
+// function returns, waitForOverdue queues a Late event with the result, which has no other effect.
+func (w *Worker) waitForOverdue(m *model) {
 	select {
 	case <-w.life.Done():
-	case err := <-m.late:
-		m.late = nil
-		w.loop.say(Event{Kind: Late, Text: fmt.Sprintf("a function that had failed by its deadline has returned: %v", err)})
+	case err := <-m.overdue:
+		m.overdue = nil
+		w.loop.lockAndQueueEvent(Event{Kind: Late, Text: fmt.Sprintf("a function that had missed its deadline has returned: %v", err)})
 	}
 }
 
-// applyIfWanted applies newer versions, unless a user function rejects one of them.
-func (w *Worker) applyIfWanted(works []*work) {
-	works = w.taken(works)
-	if len(works) == 0 || !w.each(works, w.callBeforeApply) {
+// applyIfWanted applies those versions that are newer than the running ones, unless a user function
+// rejects one of them: then it applies none.
+func (w *Worker) applyIfWanted(jobs []*applyJob) {
+	jobs = w.keepNewer(jobs)
+	if len(jobs) == 0 || !w.forEach(jobs, w.callBeforeApply) {
 		return
 	}
-	var inPlace, beside []*work
-	for _, work := range works {
-		if work.model.tensors == nil {
-			beside = append(beside, work)
+	var inPlace, toSpare []*applyJob
+	for _, job := range jobs {
+		if job.model.tensors == nil {
+			toSpare = append(toSpare, job)
 		} else {
-			inPlace = append(inPlace, work)
+			inPlace = append(inPlace, job)
 		}
 	}
 	if w.lockAll(w.life, inPlace) != nil {
 		return
 	}
 	defer w.unlockAll(inPlace) // readers wait until the user's Options.Apply has returned
-	if w.life.Err() != nil || !w.each(works, w.copyAhead) || !w.each(works, w.callApply) {
+	if w.life.Err() != nil || !w.forEach(jobs, w.copyAhead) || !w.forEach(jobs, w.callApply) {
 		return
 	}
-	if w.lockAll(w.life, beside) != nil {
+	if w.lockAll(w.life, toSpare) != nil {
 		return
 	}
-	defer w.unlockAll(beside)
-	for _, work := range beside {
-		work.model.memory, work.model.spare = work.model.spare, work.model.memory
+	defer w.unlockAll(toSpare)
+	for _, job := range toSpare {
+		job.model.memory, job.model.spare = job.model.spare, job.model.memory
 	}
-	w.runAtOnce(works)
+	w.setRunning(jobs)
 }
 
-// copyAhead copies a version into registered memory, or into the spare memory, which is exchanged
-// with the model's memory once Apply has accepted the version.
-func (w *Worker) copyAhead(work *work) *unapplied {
-	m := work.model
+// copyAhead copies a version, before Apply is called, into registered memory, or into the spare
+// memory. The spare memory is exchanged with the model's memory once Apply has accepted the version.
+func (w *Worker) copyAhead(job *applyJob) *applyFault {
+	m := job.model
 	if m.tensors != nil {
-		return w.copy(work, m.memory)
+		return w.copy(job, m.memory)
 	}
-	closed := &unapplied{text: ErrClosed.Error()}
+	closed := &applyFault{text: ErrClosed.Error()}
 	if m.guard.lockRead(w.life) != nil {
 		return closed
 	}
-	defer m.guard.unlockRead() // the read lock prevents that free releases the staging memory
+	defer m.guard.unlockRead() // the read lock keeps free() from releasing the staging memory
 	if w.life.Err() != nil {
 		return closed
 	}
-	return w.copy(work, m.spare)
+	return w.copy(job, m.spare)
 }
 
-func (w *Worker) callBeforeApply(work *work) *unapplied {
+func (w *Worker) callBeforeApply(job *applyJob) *applyFault {
 	before := w.options.BeforeApply
 	if before == nil {
 		return nil
 	}
-	next := updateOf(work.version)
-	return w.call(work.model, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) })
+	next := updateOf(job.version)
+	return w.call(job.model, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) })
 }
 
-func (w *Worker) callApply(work *work) *unapplied {
+func (w *Worker) callApply(job *applyJob) *applyFault {
 	if w.options.Apply == nil {
 		return nil
 	}
-	to := work.model.memory
-	if work.model.tensors == nil {
-		to = work.model.spare
+	to := job.model.memory
+	if job.model.tensors == nil {
+		to = job.model.spare
 	}
-	v := to.view(work.update)
-	return w.call(work.model, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
+	v := to.view(job.update)
+	return w.call(job.model, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
 }
 
-// call calls a user function and returns the reason that a version is not applied, if the function
-// returns an error or misses its deadline. The function runs on its own goroutine, since it may return late or never. After the
-// deadline, m.late receives the function's result.
-func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) *unapplied {
+// call calls a user function. If the function returns an error or misses its deadline, call returns
+// the reason why the version is not applied. The function runs on its own goroutine, since it may
+// return late or never. After the deadline, m.overdue receives the function's result.
+func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) *applyFault {
 	ctx, cancel := context.WithTimeout(w.life, w.options.ApplyTimeout)
 	defer cancel()
 	answer := make(chan error, 1)
 	go func() {
 		err := errors.New(name + " ended its goroutine")
 		defer func() {
-			if fault := recover(); fault != nil {
-				err = fmt.Errorf("%s panicked: %v", name, fault)
-				w.loop.say(Event{Kind: Panicked, Text: fmt.Sprintf("%v\n%s", err, debug.Stack())})
+			if cause := recover(); cause != nil {
+				err = fmt.Errorf("%s panicked: %v", name, cause)
+				w.loop.lockAndQueueEvent(Event{Kind: Panicked, Text: fmt.Sprintf("%v\n%s", err, debug.Stack())})
 			}
 			answer <- err
 		}()
@@ -134,9 +136,9 @@ func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error)
 		if err == nil {
 			return nil
 		}
-		return &unapplied{text: err.Error()}
+		return &applyFault{text: err.Error()}
 	case <-ctx.Done():
-		m.late = answer
-		return &unapplied{text: fmt.Sprintf("%s did not return within %g s", name, w.options.ApplyTimeout.Seconds())}
+		m.overdue = answer
+		return &applyFault{text: fmt.Sprintf("%s did not return within %g s", name, w.options.ApplyTimeout.Seconds())}
 	}
 }

@@ -15,10 +15,10 @@ var ErrClosed = errors.New("this worker is closed")
 // failed half-way (CodeApply). An apply fails half-way if Apply rejects a version in registered
 // memory, or if a publisher that breaks the protocol overwrites its shared memory during the copy.
 // The next applied version ends this state.
-var ErrNoVersion = errors.New("no version runs here yet; Receive applies the first one that comes")
+var ErrNoVersion = errors.New("this model runs no version; Receive applies the next one that arrives")
 
-// A Code identifies an error; errors.Is finds it in the errors of this package. Publishers may use
-// codes that are not listed here.
+// A Code identifies the cause of an error: errors.Is(err, code) reports whether err has the code.
+// Publishers may use codes that are not listed here.
 type Code = wbp.Code
 
 // Codes of a RefusedError.
@@ -38,12 +38,12 @@ const (
 const (
 	CodeLayoutInvalid  = wbp.CodeLayoutInvalid  // the layout is invalid, or not the announced one
 	CodeLayoutMismatch = wbp.CodeLayoutMismatch // the registered tensors have other names, shapes or dtypes
-	CodeUnsupported    = wbp.CodeUnsupported    // unknown encoding, or an encryption other than Options.Keys needs
+	CodeUnsupported    = wbp.CodeUnsupported    // unknown encoding; or not encrypted as Options.Keys requires
 	CodeTooLarge       = wbp.CodeTooLarge       // more bytes than Options.BytesMax
 	CodeTooManyChunks  = wbp.CodeTooManyChunks  // more chunks than the protocol allows
 	CodeNoMemory       = wbp.CodeNoMemory       // not enough memory at the moment
-	CodeDigestMismatch = wbp.CodeDigestMismatch // three digest mismatches, or no valid chunks arrive
-	CodeApply          = wbp.CodeApply          // BeforeApply, Apply or the copy failed; Read shows what runs
+	CodeDigestMismatch = wbp.CodeDigestMismatch // the digest mismatched three times, or no valid chunks arrive
+	CodeApply          = wbp.CodeApply          // BeforeApply, Apply or the copy failed
 )
 
 // An ApplyError means that a version could not be received or applied. The previous version still
@@ -57,7 +57,7 @@ type ApplyError struct {
 }
 
 func (e *ApplyError) Error() string {
-	return fmt.Sprintf("version %d of %s cannot be taken here (%s): %s", e.Version, e.Model, string(e.Code), e.Text)
+	return fmt.Sprintf("version %d of %s cannot be received or applied (%s): %s", e.Version, e.Model, string(e.Code), e.Text)
 }
 
 // Unwrap makes errors.Is(err, CodeTooLarge) work.
@@ -71,7 +71,7 @@ type RefusedError struct {
 	Code    Code
 	Text    string // the publisher's reason
 
-	Tried []string // all addresses, if there are several: none has accepted the worker
+	Tried []string // if the worker has several addresses: all of them, since none has accepted it
 }
 
 func (e *RefusedError) Error() string {

@@ -19,7 +19,7 @@ func (s *stage) after(d time.Duration) {
 	s.loop.Lock()
 	defer s.loop.Unlock()
 	s.worker.loop.started = s.worker.loop.started.Add(-d)
-	s.worker.loop.look(time.Now())
+	s.worker.loop.onTick(time.Now())
 }
 
 // fails has the connection to the present address fail.
@@ -209,8 +209,8 @@ func TestSeveralAddresses(t *testing.T) {
 		"an invalid one":   {"tcp://a:1,tcp://b", Options{}, `"tcp://b"`},
 		"an empty one":     {"tcp://a:1,", Options{}, "tcp://HOST:PORT"},
 		"too few keys":     {"tcp://a:1,tcp://b:2", Options{KeysOfEach: []*Keys{&good}}, "1 keys for 2 addresses"},
-		"both":             {"tcp://a:1", Options{Keys: &good, KeysOfEach: []*Keys{&good}}, "Keys for all"},
-		"none for one":     {"tcp://a:1,tcp://b:2", Options{KeysOfEach: []*Keys{&good, nil}}, "none for tcp://b:2"},
+		"both":             {"tcp://a:1", Options{Keys: &good, KeysOfEach: []*Keys{&good}}, "set only Keys"},
+		"none for one":     {"tcp://a:1,tcp://b:2", Options{KeysOfEach: []*Keys{&good, nil}}, "no keys for tcp://b:2"},
 		"half of the keys": {"tcp://a:1,tcp://b:2", Options{KeysOfEach: []*Keys{&good, {Name: "w"}}}, "for tcp://b:2"},
 	} {
 		c.options.Models = models

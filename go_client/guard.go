@@ -5,19 +5,19 @@ import (
 	"sync"
 )
 
-// A guard is a readers-writer lock whose methods wait at most until a context ends. A waiting
+// A guard is a readers-writer lock whose lock methods wait at most until a context ends. A waiting
 // writer has priority over later readers, so that a stream of readers cannot keep the writer out.
 type guard struct {
-	mu      sync.Mutex
-	readers int
-	writing bool
-	writers int           // number of waiting writers
-	changed chan struct{} // closed when the lock is released; nil if no goroutine waits
+	mu             sync.Mutex
+	readers        int
+	writing        bool
+	waitingWriters int
+	changed        chan struct{} // closed when the state changes; nil if no goroutine waits
 }
 
 func (g *guard) lockRead(ctx context.Context) error {
 	return g.wait(ctx, func() bool {
-		if g.writing || g.writers > 0 {
+		if g.writing || g.waitingWriters > 0 {
 			return false
 		}
 		g.readers++
@@ -25,11 +25,11 @@ func (g *guard) lockRead(ctx context.Context) error {
 	})
 }
 
-func (g *guard) unlockRead() { g.leave(func() { g.readers-- }) }
+func (g *guard) unlockRead() { g.update(func() { g.readers-- }) }
 
 func (g *guard) lockWrite(ctx context.Context) error {
 	g.mu.Lock()
-	g.writers++
+	g.waitingWriters++
 	g.mu.Unlock()
 	err := g.wait(ctx, func() bool {
 		if g.writing || g.readers > 0 {
@@ -38,14 +38,14 @@ func (g *guard) lockWrite(ctx context.Context) error {
 		g.writing = true
 		return true
 	})
-	g.leave(func() { g.writers-- })
+	g.update(func() { g.waitingWriters-- })
 	return err
 }
 
-func (g *guard) unlockWrite() { g.leave(func() { g.writing = false }) }
+func (g *guard) unlockWrite() { g.update(func() { g.writing = false }) }
 
-// wait calls enter, and again after each release, until enter returns true or ctx ends. It calls
-// enter at least once.
+// wait calls enter, and again after each change of the state, until enter returns true or ctx ends.
+// It calls enter at least once.
 func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	for {
 		g.mu.Lock()
@@ -66,11 +66,11 @@ func (g *guard) wait(ctx context.Context, enter func() bool) error {
 	}
 }
 
-// leave changes the state by what, and wakes all waiting goroutines.
-func (g *guard) leave(what func()) {
+// update calls change under the mutex, and wakes all waiting goroutines.
+func (g *guard) update(change func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	what()
+	change()
 	if g.changed != nil {
 		close(g.changed)
 		g.changed = nil

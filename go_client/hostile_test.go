@@ -526,9 +526,9 @@ func TestADefectEndsNothing(t *testing.T) {
 	l.Lock()
 	defer l.Unlock()
 	for range [100]struct{}{} {
-		l.guarded(func() { panic("a defect\x1b") })
+		l.recovering(func() { panic("a defect\x1b") })
 	}
-	if lease := l.place([]byte("no header"), -1); lease != nil {
+	if lease := l.leaseFor([]byte("no header"), -1); lease != nil {
 		t.Error("there is a place")
 	}
 	defects := 0
@@ -543,7 +543,7 @@ func TestADefectEndsNothing(t *testing.T) {
 	if defects != 1 {
 		t.Errorf("%d were told", defects)
 	}
-	if fault := l.withoutLock(func() string { return l.decoded(nil) }); !strings.Contains(fault, "nil pointer") {
+	if fault := l.withoutLock(func() string { return l.runDecoding(nil) }); !strings.Contains(fault, "nil pointer") {
 		t.Error(fault)
 	}
 	machine := l.machine
@@ -551,7 +551,7 @@ func TestADefectEndsNothing(t *testing.T) {
 	l.machine = nil
 	l.received(nil, nil)
 	l.published([][]byte{nil}, nil)
-	l.place(nil, 1)
+	l.leaseFor(nil, 1)
 }
 
 // withoutLock calls work without the lock.

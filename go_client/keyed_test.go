@@ -182,7 +182,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		code   Code
 		text   string
 	}{
-		{bare, CodeKeys, noKeysHere}, {keyed, CodeKeys, noKeysThere}, {pinned, CodeKeys, anotherKey},
+		{bare, CodeKeys, workerWithoutKeys}, {keyed, CodeKeys, publisherWithoutKeys}, {pinned, CodeKeys, anotherKey},
 		{named, CodeWrongName, "gpu-*"},
 	} {
 		if text := refusal(t, c.worker, c.code); !strings.Contains(text, c.text) {

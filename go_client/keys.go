@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	keysVariable = "WEIGHTBUS_KEYS" // environment variable: a file or a folder of keys; empty: none
+	keysVariable = "WEIGHTBUS_KEYS" // environment variable: the path of a key file or of a folder of keys; empty: no keys
 	keysBytesMax = 4096             // size of a key file
-	keysMax      = 10_000           // files in a folder
+	keysMax      = 10_000           // key files in a folder
 )
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*$`)
 
 // Keys are the keys that `weightbus keygen` makes for a worker, each as 40 characters of Z85.
 type Keys struct {
-	Name      string `json:"name"`   // the worker name that the key allows; a * stands for any characters
+	Name      string `json:"name"`   // the worker names that the key allows; a * stands for any characters
 	Public    string `json:"public"` // the worker's key pair
 	Secret    string `json:"secret"`
 	Publisher string `json:"publisher"` // the public key of the only publisher that the worker connects to
@@ -40,15 +40,16 @@ func (k Keys) String() string {
 // GoString returns the same text as String, so that %#v does not print the secret key.
 func (k Keys) GoString() string { return k.String() }
 
-// ReadKeys reads a worker's key file. If path is a folder that `weightbus keygen` made, it reads
-// the file for the worker name; name may be "" if there is only one file. It returns an error for a
-// file that every user of the host can read.
+// ReadKeys reads a worker's key file. If path is a folder that `weightbus keygen` made, ReadKeys
+// reads the file in it whose keys allow the worker name; name may be "" if there is only one file.
+// It returns an error for a file that other users of the host than the owner and the group may
+// access.
 func ReadKeys(path, name string) (*Keys, error) {
 	if strings.HasPrefix(strings.TrimSpace(path), "{") { // the error does not quote path, which may hold a secret
-		return nil, optionErrorf("keys: the path of a file is expected, not what stands in it (give that as Keys)")
+		return nil, optionErrorf("keys: give the path of a key file, not its content (Options.Keys takes the content)")
 	}
-	if seen, err := os.Stat(path); err == nil && seen.IsDir() {
-		if path, err = keysIn(filepath.Join(path, "workers"), name); err != nil {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		if path, err = keyFileFor(filepath.Join(path, "workers"), name); err != nil {
 			return nil, err
 		}
 	}
@@ -72,8 +73,8 @@ func readSecret(path string) ([]byte, error) {
 		return nil, optionErrorf("keys cannot be read: %v", err)
 	}
 	defer file.Close()
-	seen, err := file.Stat()
-	if err == nil && runtime.GOOS != "windows" && seen.Mode().Perm()&0o007 != 0 {
+	info, err := file.Stat()
+	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0 {
 		return nil, optionErrorf("%s is open to every user of this host: chmod 600 %s", path, path)
 	}
 	var text []byte
@@ -86,8 +87,9 @@ func readSecret(path string) ([]byte, error) {
 	return text, nil
 }
 
-// keysIn returns the path of the file for a worker name, or of the only file if name is "".
-func keysIn(folder, name string) (string, error) {
+// keyFileFor returns the path of the key file in folder that allows a worker name, or of the only
+// file if name is "".
+func keyFileFor(folder, name string) (string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return "", optionErrorf("keys cannot be read: %v", err)
@@ -101,39 +103,38 @@ func keysIn(folder, name string) (string, error) {
 	if len(files) > keysMax {
 		return "", optionErrorf("%s has %d keys; at most %d are allowed", folder, len(files), keysMax)
 	}
-	var fit []string
+	var matching []string
 	for _, file := range files {
-		form := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".json"), "+", "*")
-		if form == name {
+		pattern := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".json"), "+", "*")
+		if pattern == name {
 			return file, nil
 		}
-		if name == "" || fits(name, form) {
-			fit = append(fit, file)
+		if name == "" || matches(name, pattern) {
+			matching = append(matching, file)
 		}
 	}
-	if len(fit) != 1 {
+	if len(matching) != 1 {
 		who := name
 		if who == "" {
 			who = "a worker without a name"
 		}
-		return "", optionErrorf("%s has %d files for %s, of %d in all: name one file, or the worker that it is for; "+
-			"weightbus keygen makes more", folder, len(fit), who, len(files))
+		return "", optionErrorf("%s has %d key files, and %d of them are for %s; there must be one: give the path of a "+
+			"file, or Options.Name; weightbus keygen makes more", folder, len(files), len(matching), who)
 	}
-	return fit[0], nil
+	return matching[0], nil
 }
 
-// fits reports whether a key for form, a name in which a * stands for any characters, allows a
-// worker name.
-func fits(name, form string) bool {
-	begin, end, star := strings.Cut(form, "*")
-	if !star {
-		return name == form
+// matches reports whether a worker name matches pattern, in which a * stands for any characters.
+func matches(name, pattern string) bool {
+	begin, end, hasStar := strings.Cut(pattern, "*")
+	if !hasStar {
+		return name == pattern
 	}
 	return len(name) >= len(begin)+len(end) && strings.HasPrefix(name, begin) && strings.HasSuffix(name, end)
 }
 
-// findKeys returns the keys of the options or, if they have none, of the environment; nil if there
-// are no keys. It stores the keys in the options.
+// findKeys returns the keys of the options or, if the options have none, the keys that the
+// environment variable names; nil if there are no keys. It stores the keys in the options.
 func (o *Options) findKeys() (*zmtp.Keys, error) {
 	if path := os.Getenv(keysVariable); o.Keys == nil && path != "" {
 		found, err := ReadKeys(path, o.Name)
@@ -153,18 +154,18 @@ func (o *Options) findKeys() (*zmtp.Keys, error) {
 	return keys, nil
 }
 
-// pair returns the keys as bytes for CURVE.
+// pair decodes and checks the keys for CURVE.
 func (k *Keys) pair() (*zmtp.Keys, error) {
 	if !keyName.MatchString(k.Name) || len(k.Name) < 1 || len(k.Name) > 128 {
 		return nil, fmt.Errorf("%q: a name is 1 to 128 of A-Z a-z 0-9 . _ - and at most one *", k.Name)
 	}
 	keys := &zmtp.Keys{}
-	for _, one := range []struct {
-		what, text string
+	for _, key := range []struct {
+		name, text string
 		to         *[32]byte
 	}{{"public", k.Public, &keys.Public}, {"secret", k.Secret, &keys.Secret}, {"publisher", k.Publisher, &keys.Server}} {
-		if !fromZ85(one.to, one.text) {
-			return nil, fmt.Errorf("%s is not a key of 40 characters of Z85", one.what)
+		if !fromZ85(key.to, key.text) {
+			return nil, fmt.Errorf("%s is not a key of 40 characters of Z85", key.name)
 		}
 	}
 	var public [32]byte
@@ -176,7 +177,8 @@ func (k *Keys) pair() (*zmtp.Keys, error) {
 
 const z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-// fromZ85 decodes a key (ZeroMQ RFC 32): each five characters are four bytes.
+// fromZ85 decodes text into key (ZeroMQ RFC 32: five characters stand for four bytes). It returns
+// false if text is not a key.
 func fromZ85(key *[32]byte, text string) bool {
 	if len(text) != 40 {
 		return false

@@ -79,7 +79,7 @@ func TestKeysOfAFile(t *testing.T) {
 	}
 	text, _ := json.Marshal(good)
 	for _, path := range []string{string(text), "\n" + string(text)} {
-		if _, err := ReadKeys(path, ""); err == nil || strings.Contains(err.Error(), sampleSecret) || !strings.Contains(err.Error(), "the path of a file") {
+		if _, err := ReadKeys(path, ""); err == nil || strings.Contains(err.Error(), sampleSecret) || !strings.Contains(err.Error(), "the path of a key file") {
 			t.Error("the error tells the secret, or not what is wrong")
 		}
 	}
@@ -160,8 +160,8 @@ func TestWhatADoorSays(t *testing.T) {
 		want  string
 	}{
 		{true, []error{zmtp.NotAllowed}, 0, notAllowed},
-		{true, []error{zmtp.NoKeysThere}, 0, noKeysThere},
-		{false, []error{zmtp.NoKeysHere}, 0, noKeysHere},
+		{true, []error{zmtp.NoKeysThere}, 0, publisherWithoutKeys},
+		{false, []error{zmtp.NoKeysHere}, 0, workerWithoutKeys},
 		{true, []error{errors.New("refused")}, 0, ""},
 		{true, []error{hungUp, hungUp, hungUp}, 5 * time.Second, anotherKey},
 		{true, []error{hungUp, hungUp, hungUp}, 2 * time.Second, ""}, // the publisher may be busy
@@ -169,12 +169,12 @@ func TestWhatADoorSays(t *testing.T) {
 		{true, []error{hungUp, nil, hungUp, hungUp}, 5 * time.Second, ""},
 		{false, []error{hungUp, hungUp, hungUp}, 5 * time.Second, ""},
 	} {
-		d, now, why := door{keyed: c.keyed, patience: 5 * time.Second}, time.Duration(0), ""
+		d, now, why := handshakes{keyed: c.keyed, lostAfter: 5 * time.Second}, time.Duration(0), ""
 		for _, err := range c.errs {
 			if now += c.every; err == nil {
-				d.opened()
+				d.succeeded()
 			} else {
-				why = d.why(err, now)
+				why = d.keyFault(err, now)
 			}
 		}
 		if why != c.want {

@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	tick      = 100 * time.Millisecond // interval of calls to look
-	eventsMax = 64                     // queued events; the oldest are dropped first
+	tickInterval = 100 * time.Millisecond
+	eventsMax    = 64 // queued events; the oldest are dropped first
 
-	defectEvery = time.Second // between two Defect events: a flood of panics causes one
+	defectInterval = time.Second // shortest time between two Defect events, since panics may come in a flood
 )
 
 // A loop connects a worker's state machine and its transport. Its lock guards both. The lock is
@@ -23,18 +23,18 @@ type loop struct {
 	sync.Mutex
 	machine     *wbp.WorkerMachine
 	transport   transport
-	handoff     *handoff
+	queue       *readyQueue
 	sites       []site
 	route       *route
-	waiting     bool          // the pause after a round of failures lasts until route.movedAt
+	pausing     bool          // the pause after a round of failures lasts until route.movedAt
 	refusal     *RefusedError // the latest one in this round, if another address may accept the worker
 	name        string
 	lostAfter   time.Duration
 	anyDataHost bool // allow a data endpoint on another host
 	defects     int  // panics since the last Defect event
 	reportedAt  time.Time
-	renamed     func(model string, key wbp.Key, metadata map[string]string)
-	doors       []door // of each site
+	onRenamed   func(model string, key wbp.Key, metadata map[string]string)
+	handshakes  []handshakes // of each site
 	started     time.Time
 	events      chan Event
 	stats       Stats // except Malformed, which the machine counts
@@ -50,15 +50,15 @@ func (l *loop) run(connect func(transportHandler) transport) {
 	l.transport = connect(l)
 	l.Unlock()
 	l.stopped.Add(1)
-	go l.tick()
+	go l.runTicker()
 }
 
 // now returns the machine's time.
 func (l *loop) now() time.Duration { return time.Since(l.started) }
 
-func (l *loop) tick() {
+func (l *loop) runTicker() {
 	defer l.stopped.Done()
-	clock := time.NewTicker(tick)
+	clock := time.NewTicker(tickInterval)
 	defer clock.Stop()
 	for {
 		select {
@@ -66,20 +66,20 @@ func (l *loop) tick() {
 			return
 		case now := <-clock.C:
 			l.Lock()
-			l.guarded(func() { l.look(now) })
+			l.recovering(func() { l.onTick(now) })
 			l.Unlock()
 		}
 	}
 }
 
-// look does the periodic work of the transport and the machine. The caller holds the lock.
-func (l *loop) look(now time.Time) {
+// onTick does the periodic work of the transport and the machine. The caller holds the lock.
+func (l *loop) onTick(now time.Time) {
 	connected := l.transport.tick(now)
 	if connected {
 		l.perform(l.machine.Connected(false, l.now()))
 	}
-	if l.route.branches() {
-		l.lookAround(connected)
+	if l.route.hasSeveral() {
+		l.followRoute(connected)
 	}
 	if l.transport.wantsTicket() {
 		l.perform(l.machine.WithoutTicket(l.now()))
@@ -87,18 +87,18 @@ func (l *loop) look(now time.Time) {
 	l.perform(l.machine.Tick(l.now()))
 }
 
-// lookAround dials after a pause, moves on from an address that does not answer in time, and starts
-// probes of the first address.
-func (l *loop) lookAround(connected bool) {
+// followRoute dials the current address after a pause, moves on from an address that does not
+// answer within lostAfter, and probes the first address when a probe is due.
+func (l *loop) followRoute(connected bool) {
 	since := l.now() - l.route.movedAt
 	switch {
 	case since < 0:
-	case l.waiting:
-		l.waiting = false
-		l.transport.dial(l.sites[l.route.present])
+	case l.pausing:
+		l.pausing = false
+		l.transport.dial(l.sites[l.route.current])
 	case !connected && since >= l.lostAfter:
 		l.changeOver("there is no connection to it")
-	case l.route.probes(l.now()):
+	case l.route.probeIsDue(l.now()):
 		l.transport.probe(l.sites[0])
 	}
 }
@@ -108,19 +108,20 @@ func (l *loop) changeOver(why string) {
 	from := l.route.address()
 	wait := l.route.failed(l.now())
 	if wait > 0 && l.refusal != nil { // no address accepts the worker
-		l.handoff.refuse(l.refusal)
+		l.queue.refuse(l.refusal)
 		l.refusal = nil
 	}
 	l.move(from, why, wait > 0)
 }
 
-// move goes from an address to the present one of the route, at once unless it waits.
-func (l *loop) move(from, why string, waits bool) {
-	l.tell(Event{Kind: Moved, Text: fmt.Sprintf("this worker changes over from %s to %s: %s", from, l.route.address(), why)})
+// move leaves the address from, and dials the current address of the route: at once, or after the
+// pause if pause is true.
+func (l *loop) move(from, why string, pause bool) {
+	l.queueEvent(Event{Kind: Moved, Text: fmt.Sprintf("this worker changes over from %s to %s: %s", from, l.route.address(), why)})
 	l.machine.Moved()
 	l.transport.leave()
-	if l.waiting = waits; !waits {
-		l.transport.dial(l.sites[l.route.present])
+	if l.pausing = pause; !pause {
+		l.transport.dial(l.sites[l.route.current])
 	}
 }
 
@@ -136,25 +137,26 @@ func (l *loop) probed(answers bool) {
 	l.move(from, "the first one answers again", false)
 }
 
-// guarded calls work and recovers from a panic, since no message may end the process. The caller
-// holds the lock.
-func (l *loop) guarded(work func()) {
+// recovering calls work and recovers from a panic in it, since no message may end the process. The
+// caller holds the lock.
+func (l *loop) recovering(work func()) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			l.defect(cause)
+			l.recordDefect(cause)
 		}
 	}()
 	work()
 }
 
-// defect returns the text of a panic. It queues a Defect event, at most one per defectEvery.
-func (l *loop) defect(cause interface{}) string {
+// recordDefect returns the text of a panic. It queues a Defect event, unless it queued one less than
+// defectInterval ago.
+func (l *loop) recordDefect(cause interface{}) string {
 	text := wbp.Printable(fmt.Sprintf("%v; %s", cause, debug.Stack()), 0)
 	l.defects++
-	if now := time.Now(); now.Sub(l.reportedAt) >= defectEvery {
+	if now := time.Now(); now.Sub(l.reportedAt) >= defectInterval {
 		times := l.defects
 		l.reportedAt, l.defects = now, 0
-		l.tell(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since the last report), and goes on: "+
+		l.queueEvent(Event{Kind: Defect, Text: fmt.Sprintf("this worker failed on one message (of %d since the last report), and goes on: "+
 			"please report it: %s", times, text)})
 	}
 	return text
@@ -169,50 +171,50 @@ func (l *loop) close() {
 	l.closed = true
 	l.Unlock()
 	l.transport.close()
-	l.handoff.close()
+	l.queue.close()
 	l.decoding.Wait()
 }
 
-// Calls from the transport.
+// Methods that the transport calls.
 
 func (l *loop) connected() {
-	l.doors[l.route.present].opened()
+	l.handshakes[l.route.current].succeeded()
 	l.perform(l.machine.Connected(true, l.now()))
 }
 
-// place returns a lease for a payload that is about to be received, or nil to discard the payload.
-func (l *loop) place(header []byte, size int) (lease *wbp.Lease) {
-	l.guarded(func() { lease = l.machine.Place(header, size) })
+// leaseFor returns a lease for a payload that is about to be received, or nil to discard the payload.
+func (l *loop) leaseFor(header []byte, size int) (lease *wbp.Lease) {
+	l.recovering(func() { lease = l.machine.Place(header, size) })
 	return lease
 }
 
 func (l *loop) received(frames [][]byte, lease *wbp.Lease) {
-	l.guarded(func() { l.perform(l.machine.Receive(frames, lease, l.now())) })
+	l.recovering(func() { l.perform(l.machine.Receive(frames, lease, l.now())) })
 }
 
 func (l *loop) published(frames [][]byte, lease *wbp.Lease) {
-	l.guarded(func() { l.perform(l.machine.ReceivePublished(frames, lease, l.now())) })
+	l.recovering(func() { l.perform(l.machine.ReceivePublished(frames, lease, l.now())) })
 }
 
-// broke reports that a connection broke, or that an attempt failed.
+// broke queues an event for a connection that broke, or an attempt to connect that failed.
 func (l *loop) broke(err error) {
-	l.tell(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
+	l.queueEvent(Event{Kind: Disconnected, Text: wbp.Printable(err.Error(), 0)})
 }
 
 func (l *loop) disconnected(err error) {
-	if why := l.doors[l.route.present].why(err, l.now()); why != "" {
+	if why := l.handshakes[l.route.current].keyFault(err, l.now()); why != "" {
 		l.perform(l.machine.ShutOut(why))
 		return
 	}
 	l.broke(err)
-	if l.route.branches() {
+	if l.route.hasSeveral() {
 		l.changeOver(wbp.Printable(err.Error(), 0))
 	}
 }
 
 // Outcomes of an apply.
 
-func (l *loop) taken(v *wbp.StagedVersion) {
+func (l *loop) applyStarted(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
 	l.machine.Taken(v)
@@ -249,7 +251,8 @@ func (l *loop) failedBeside(v *wbp.StagedVersion, text string, intact, again boo
 	l.perform(l.machine.FailedBeside(v, text, intact, again, l.now()))
 }
 
-// failedForNow reports a version that is received again, since a companion holds no version now.
+// failedForNow reports a failed version that the worker receives again: the model keeps its previous
+// version, but a companion has no version now.
 func (l *loop) failedForNow(v *wbp.StagedVersion, text string) {
 	l.failedBeside(v, text, true, true)
 	l.Lock()
@@ -277,7 +280,7 @@ func (l *loop) perform(effects []wbp.Effect) {
 		case wbp.Connect:
 			l.listen(effect.Endpoint, effect.Ticket)
 		case wbp.Redial:
-			if l.route.branches() {
+			if l.route.hasSeveral() {
 				l.changeOver("its publisher is silent")
 			} else {
 				l.transport.redial()
@@ -286,41 +289,42 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.decoding.Add(1)
 			go l.decode(effect.Job)
 		case wbp.Unpatched:
-			l.tell(Event{Kind: Unpatched, Text: fmt.Sprintf("version %d of %s is fetched as a whole, not patched: %s",
+			l.queueEvent(Event{Kind: Unpatched, Text: fmt.Sprintf("version %d of %s is fetched as a whole, not patched: %s",
 				effect.Key.Version, effect.Model, effect.Why)})
 		case wbp.Ready:
-			for _, older := range l.handoff.put(append(group{effect.Version}, effect.Others...)) {
+			for _, older := range l.queue.put(append(group{effect.Version}, effect.Others...)) {
 				l.perform(l.machine.Dropped(older, l.now()))
 			}
 		case wbp.Rejected:
 			l.stats.Failed++
-			l.handoff.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
+			l.queue.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
 				effect.Model, effect.Key.Epoch, effect.Key.Version, effect.Code, effect.Text})
 		case wbp.Renamed:
-			l.renamed(effect.Model, effect.Key, effect.Metadata)
+			l.onRenamed(effect.Model, effect.Key, effect.Metadata)
 		case wbp.Joined:
 			l.refusal = nil
 			l.route.joined(l.now())
-			l.handoff.join(effect.Epoch)
-			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})
+			l.queue.join(effect.Epoch)
+			l.queueEvent(Event{Kind: Joined, Epoch: effect.Epoch})
 		case wbp.Lost:
-			l.tell(Event{Kind: Lost, Text: "the publisher is silent"})
+			l.queueEvent(Event{Kind: Lost, Text: "the publisher is silent"})
 		case wbp.Unheard:
-			l.tell(Event{Kind: Unheard, Text: "nothing published comes from " + effect.Endpoint + ", so everything is " +
-				"fetched: does a firewall stand in the way of it?"})
+			l.queueEvent(Event{Kind: Unheard, Text: "no published message arrives from " + effect.Endpoint + ", so everything " +
+				"is fetched: does a firewall block the endpoint?"})
 		case wbp.Refused:
-			l.tell(Event{Kind: Refused, Code: effect.Code, Text: effect.Text})
+			l.queueEvent(Event{Kind: Refused, Code: effect.Code, Text: effect.Text})
 			l.refused(effect)
 		}
 	}
 }
 
-// refused passes a refusal on to the user, and goes on to the next address if it turns the worker
-// away. With several addresses, such a refusal is an error only if all of them have failed.
+// refused passes a refusal on to the user. If the worker has several addresses and the refusal turns
+// it away, refused goes on to the next address instead: the user gets an error only if all addresses
+// have failed.
 func (l *loop) refused(by wbp.Refused) {
 	refusal := &RefusedError{Address: l.route.address(), Name: l.name, Code: by.Code, Text: by.Text}
-	if !l.route.branches() || !by.TurnsAway() {
-		l.handoff.refuse(refusal)
+	if !l.route.hasSeveral() || !by.TurnsAway() {
+		l.queue.refuse(refusal)
 		return
 	}
 	refusal.Tried = l.route.addresses
@@ -331,49 +335,50 @@ func (l *loop) refused(by wbp.Refused) {
 // decode decodes a patch on its own goroutine, so that pings are answered meanwhile. (D5)
 func (l *loop) decode(job *wbp.Patching) {
 	defer l.decoding.Done()
-	begun := l.now()
-	fault := l.decoded(job)
-	took := l.now() - begun
+	start := l.now()
+	fault := l.runDecoding(job)
+	took := l.now() - start
 	l.Lock()
 	defer l.Unlock()
-	l.guarded(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
+	l.recovering(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
 }
 
-// decoded decodes a patch. It returns "", or the reason that the patch is unusable; a panic makes
-// the patch unusable.
-func (l *loop) decoded(job *wbp.Patching) (fault string) {
+// runDecoding decodes a patch. It returns the reason why the patch is unusable, such as a panic, or
+// "".
+func (l *loop) runDecoding(job *wbp.Patching) (fault string) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			l.Lock()
 			defer l.Unlock()
-			fault = l.defect(cause)
+			fault = l.recordDefect(cause)
 		}
 	}()
 	return job.Run()
 }
 
-// listen connects to the publisher's data endpoint. If the endpoint is invalid, versions are
-// fetched.
+// listen connects to the publisher's data endpoint. If the endpoint is invalid or not allowed,
+// versions are fetched.
 func (l *loop) listen(data, ticket string) {
 	end, err := dataEndpoint(data, l.route.address(), l.anyDataHost)
 	if err != nil {
-		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
+		l.queueEvent(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
 		return
 	}
 	l.transport.listen(end, ticket)
 }
 
-// say queues an event unless the loop is closed. Unlike tell, it takes the lock.
-func (l *loop) say(event Event) {
+// lockAndQueueEvent takes the lock and queues an event, unless the loop is closed.
+func (l *loop) lockAndQueueEvent(event Event) {
 	l.Lock()
 	defer l.Unlock()
 	if !l.closed {
-		l.tell(event)
+		l.queueEvent(event)
 	}
 }
 
-// tell queues an event, and drops the oldest one if the queue is full.
-func (l *loop) tell(event Event) {
+// queueEvent queues an event, and drops the oldest event if the queue is full. The caller holds the
+// lock.
+func (l *loop) queueEvent(event Event) {
 	for {
 		select {
 		case l.events <- event:
@@ -381,7 +386,7 @@ func (l *loop) tell(event Event) {
 		default:
 		}
 		select {
-		case <-l.events: // drop the oldest
+		case <-l.events:
 		default:
 		}
 	}

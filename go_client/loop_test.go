@@ -189,7 +189,7 @@ func TestNoStepBack(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": {"w": U8(memory, 1)}})
 	s.version(1, []byte{1})
 	ctx := within(t, 10*time.Second)
-	slow, err := s.worker.loop.handoff.take(ctx)
+	slow, err := s.worker.loop.queue.take(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,86 +2,89 @@ package weightbus
 
 import "time"
 
-const probePauseMax = time.Minute // between two probes of the first address, however often a return fails
+const probePauseMax = time.Minute // longest pause between two probes of the first address
 
-// A route decides with which of its addresses a worker is, in the order that the user gave. It has
-// neither clock nor sockets. (W37)
+// A route decides which of its addresses the worker connects to, in the order that the user gave.
+// It has neither clock nor sockets. (W37)
 type route struct {
-	addresses []string
-	retry     time.Duration // pause after a round
-	every     time.Duration // between two probes of the first address
-	present   int           // index of the address that the worker is with, or tries
-	failures  int           // in a row
-	inside    bool          // a session has begun with the present address
-	returned  bool          // the worker is with the first address because a probe found it
-	movedAt   time.Duration // when the worker turned, or will turn, to the present address
-	insideAt  time.Duration // when inside became true
-	pause     time.Duration // before the next probe
-	probeAt   time.Duration // when the first address is probed; never: it is not
+	addresses     []string
+	retryPause    time.Duration // after each round of failures
+	probeInterval time.Duration // shortest pause between two probes of the first address
+	current       int           // index of the address that the worker is connected to, or tries
+	failures      int           // in a row
+	inSession     bool          // a session has begun with the current address
+	foundByProbe  bool          // the worker returned to the first address because a probe was answered
+	movedAt       time.Duration // when the worker moved, or will move, to the current address
+	sessionSince  time.Duration // when inSession became true
+	probePause    time.Duration // before the next probe
+	probeAt       time.Duration // when to probe the first address next, or never
 }
 
 const never = time.Duration(1<<63 - 1)
 
-func newRoute(addresses []string, retry, lostAfter time.Duration) *route {
-	every := lostAfter
-	if every < time.Second {
-		every = time.Second
+func newRoute(addresses []string, retryPause, lostAfter time.Duration) *route {
+	interval := lostAfter
+	if interval < time.Second {
+		interval = time.Second
 	}
-	return &route{addresses: addresses, retry: retry, every: every, pause: every, probeAt: never}
+	return &route{addresses: addresses, retryPause: retryPause, probeInterval: interval, probePause: interval, probeAt: never}
 }
 
-func (r *route) address() string { return r.addresses[r.present] }
+func (r *route) address() string { return r.addresses[r.current] }
 
-// branches reports whether there is more than one address.
-func (r *route) branches() bool { return len(r.addresses) > 1 }
+// hasSeveral reports whether the worker has more than one address.
+func (r *route) hasSeveral() bool { return len(r.addresses) > 1 }
 
 // joined records that a session has begun.
 func (r *route) joined(now time.Duration) {
-	if r.inside {
+	if r.inSession {
 		return
 	}
-	r.inside, r.insideAt = true, now
-	if r.present > 0 {
-		r.probeAt = now + r.pause
+	r.inSession, r.sessionSince = true, now
+	if r.current > 0 {
+		r.probeAt = now + r.probePause
 	}
 }
 
-// failed moves on to the next address. It returns the time to wait before that address is tried: 0,
-// or a pause after each round of failures. A session that ends at once is a failure, too: else a
-// publisher that hangs up on everyone would be dialled without a pause.
+// failed records that the current address failed, and moves on to the next one. It returns how long
+// to wait before trying the next address: retryPause after each round of failures, otherwise 0. A
+// session shorter than retryPause counts as a failure, too: otherwise the worker would dial a
+// publisher that ends each session at once without a pause.
 func (r *route) failed(now time.Duration) (wait time.Duration) {
-	if r.inside && now-r.insideAt >= r.retry {
+	if r.inSession && now-r.sessionSince >= r.retryPause {
 		r.failures = 0
 	}
-	if r.present == 0 {
-		r.judgeReturn(now)
+	if r.current == 0 {
+		r.setProbePause(now)
 	}
 	if r.failures++; r.failures%len(r.addresses) == 0 {
-		wait = r.retry
+		wait = r.retryPause
 	}
-	r.turn((r.present+1)%len(r.addresses), now+wait)
+	r.moveTo((r.current+1)%len(r.addresses), now+wait)
 	return wait
 }
 
-// judgeReturn sets the pause before the next probe when the worker leaves the first address: longer
-// after a return that was in vain, as at first after a session that lasted.
-func (r *route) judgeReturn(now time.Duration) {
+// setProbePause sets the pause before the next probe when the worker leaves the first address. The
+// pause is short after a long stay there, and doubles each time that a probe brought the worker back
+// in vain.
+func (r *route) setProbePause(now time.Duration) {
 	switch {
-	case r.inside && now-r.movedAt >= r.every:
-		r.pause = r.every
-	case r.returned && r.pause < probePauseMax:
-		if r.pause *= 2; r.pause > probePauseMax {
-			r.pause = probePauseMax
+	case r.inSession && now-r.movedAt >= r.probeInterval:
+		r.probePause = r.probeInterval
+	case r.foundByProbe && r.probePause < probePauseMax:
+		if r.probePause *= 2; r.probePause > probePauseMax {
+			r.probePause = probePauseMax
 		}
 	}
 }
 
-func (r *route) turn(to int, at time.Duration) {
-	r.present, r.movedAt, r.inside, r.returned, r.probeAt = to, at, false, false, never
+func (r *route) moveTo(to int, at time.Duration) {
+	r.current, r.movedAt, r.inSession, r.foundByProbe, r.probeAt = to, at, false, false, never
 }
 
-// probes reports whether to probe the first address now. Until probed, it does not say so again.
-func (r *route) probes(now time.Duration) bool {
+// probeIsDue reports whether to probe the first address now. After it has returned true, it returns
+// false until probed was called and the pause has passed.
+func (r *route) probeIsDue(now time.Duration) bool {
 	if now < r.probeAt {
 		return false
 	}
@@ -89,17 +92,17 @@ func (r *route) probes(now time.Duration) bool {
 	return true
 }
 
-// probed records the outcome of a probe. It reports whether to return to the first address, and
-// then moves there.
-func (r *route) probed(answers bool, now time.Duration) (back bool) {
+// probed records the outcome of a probe. If a publisher answers and the worker is in session with
+// another address, probed moves to the first address and returns true.
+func (r *route) probed(answers bool, now time.Duration) (moved bool) {
 	switch {
-	case r.present == 0 || !r.inside:
+	case r.current == 0 || !r.inSession:
 	case answers:
-		r.turn(0, now)
-		r.returned = true
+		r.moveTo(0, now)
+		r.foundByProbe = true
 		return true
 	default:
-		r.probeAt = now + r.pause
+		r.probeAt = now + r.probePause
 	}
 	return false
 }

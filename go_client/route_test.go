@@ -42,26 +42,26 @@ func TestARoundBeginsWhereASessionHasEnded(t *testing.T) {
 func TestTheFirstAddressIsProbed(t *testing.T) {
 	r := routeOf("a", "b")
 	r.joined(0)
-	if r.probes(100 * second) {
+	if r.probeIsDue(100 * second) {
 		t.Fatal("it is with the first address")
 	}
 	r.failed(100 * second)
-	if r.probes(200 * second) {
+	if r.probeIsDue(200 * second) {
 		t.Fatal("no session has begun")
 	}
 	r.joined(200 * second)
 	for _, c := range []struct {
-		at     time.Duration
-		probes bool
+		at    time.Duration
+		isDue bool
 	}{{204 * second, false}, {205 * second, true}, {206 * second, false}} {
-		if r.probes(c.at) != c.probes {
+		if r.probeIsDue(c.at) != c.isDue {
 			t.Fatalf("%+v", c)
 		}
 	}
-	if r.probed(false, 206*second) || r.probes(210*second) || !r.probes(211*second) {
+	if r.probed(false, 206*second) || r.probeIsDue(210*second) || !r.probeIsDue(211*second) {
 		t.Fatal("the pause begins when a probe has ended")
 	}
-	if !r.probed(true, 212*second) || r.address() != "a" || r.probes(300*second) {
+	if !r.probed(true, 212*second) || r.address() != "a" || r.probeIsDue(300*second) {
 		t.Fatal("it has not returned")
 	}
 	if r.probed(true, 212*second) {
@@ -88,7 +88,7 @@ func TestReturnsInVainAreRarer(t *testing.T) {
 		now += second
 		r.joined(now)
 		begun := now
-		for !r.probes(now) {
+		for !r.probeIsDue(now) {
 			if now += second; now > begun+time.Hour {
 				t.Fatal("it is never probed")
 			}

@@ -6,20 +6,21 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
-// A site is a control address, and the keys for the publisher there; nil without keys.
+// A site is one of the worker's control addresses, with the keys for the publisher there.
 type site struct {
 	address string
 	control endpoint
-	keys    *zmtp.Keys
+	keys    *zmtp.Keys // nil without keys
 }
 
-// splitAddresses splits text at each comma that a scheme follows: a path may contain commas, too.
+// splitAddresses splits text at each comma before a tcp:// or ipc://, since a path may contain
+// commas, too.
 func splitAddresses(text string) []string {
 	var addresses []string
 	for _, part := range strings.Split(text, ",") {
 		trimmed := strings.TrimSpace(part)
-		begins := strings.HasPrefix(trimmed, "tcp://") || strings.HasPrefix(trimmed, "ipc://")
-		if last := len(addresses) - 1; last >= 0 && !begins {
+		hasScheme := strings.HasPrefix(trimmed, "tcp://") || strings.HasPrefix(trimmed, "ipc://")
+		if last := len(addresses) - 1; last >= 0 && !hasScheme {
 			addresses[last] += "," + part
 		} else {
 			addresses = append(addresses, trimmed)
@@ -28,7 +29,8 @@ func splitAddresses(text string) []string {
 	return addresses
 }
 
-// sites returns the sites of an address, or of several that are separated by commas.
+// sites parses an address, or several addresses that are separated by commas, and finds their keys.
+// It stores the first site's keys in the options.
 func (o *Options) sites(text string) ([]site, error) {
 	var sites []site
 	for _, address := range splitAddresses(text) {
@@ -46,12 +48,12 @@ func (o *Options) sites(text string) ([]site, error) {
 		return sites, err
 	}
 	if len(o.KeysOfEach) != len(sites) || o.Keys != nil {
-		return nil, optionErrorf("KeysOfEach has %d keys for %d addresses (%s), and Keys is nil: %v; give one for each "+
-			"address, in their order, or Keys for all", len(o.KeysOfEach), len(sites), text, o.Keys == nil)
+		return nil, optionErrorf("KeysOfEach has %d keys for %d addresses (%s), and Keys is nil: %v; set KeysOfEach to one "+
+			"for each address, in their order, or set only Keys", len(o.KeysOfEach), len(sites), text, o.Keys == nil)
 	}
 	for i, keys := range o.KeysOfEach {
 		if keys == nil {
-			return nil, optionErrorf("KeysOfEach has none for %s: a worker with keys connects to no publisher without", sites[i].address)
+			return nil, optionErrorf("KeysOfEach has no keys for %s: a worker with keys never connects to a publisher without keys", sites[i].address)
 		}
 		pair, err := keys.pair()
 		if err != nil {

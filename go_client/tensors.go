@@ -8,7 +8,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// Tensors is the memory of a model, by name: the tensors into which versions are written.
+// Tensors are the tensors of a model, by name. Versions are written into their memory.
 type Tensors map[string]Tensor
 
 // A Tensor is a slice with a dtype and a shape, in row-major order.
@@ -19,9 +19,8 @@ type Tensor struct {
 	fault string // why it is invalid; "" if it is valid
 }
 
-// The constructors below take a slice and its shape. Without a shape the tensor is a scalar, which
-// has one element. The product of the shape must be the length of the slice, or New returns an
-// error.
+// The constructors below accept a slice and its shape. Without a shape the tensor is a scalar, which
+// has one element. New returns an error if the product of the shape is not the length of the slice.
 
 // F64 returns a tensor of float64.
 func F64(values []float64, shape ...int) Tensor { return tensorOf("F64", values, shape) }
@@ -72,14 +71,15 @@ func U8(values []uint8, shape ...int) Tensor { return tensorOf("U8", values, sha
 // which a Go bool must not have.)
 func Bool(values []uint8, shape ...int) Tensor { return tensorOf("BOOL", values, shape) }
 
-// Bits returns a tensor of any dtype of the protocol, such as F4 or F6_E2M3, as bytes.
+// Bits returns a tensor of any dtype of the protocol, such as F4 or F6_E2M3, whose elements are given
+// as bytes.
 func Bits(dtype string, bytes []byte, shape ...int) Tensor {
 	t := newTensor(dtype, shape)
 	t.bytes = bytes
 	size, ok := wbp.TensorBytes(dtype, t.shape)
 	switch {
 	case !ok:
-		t.fault = fmt.Sprintf("%s is not a dtype and shape of a tensor", t)
+		t.fault = fmt.Sprintf("%s is not a valid dtype and shape", t)
 	case size != int64(len(bytes)):
 		t.fault = fmt.Sprintf("%s needs %d bytes, the slice has %d", t, size, len(bytes))
 	}
@@ -103,7 +103,7 @@ func tensorOf[T any](dtype string, values []T, shape []int) Tensor {
 	size, ok := wbp.TensorBytes(dtype, t.shape)
 	switch {
 	case !ok:
-		t.fault = fmt.Sprintf("%s is not a shape of a tensor", t)
+		t.fault = fmt.Sprintf("%s is not a valid shape", t)
 	case size != int64(len(t.bytes)):
 		t.fault = fmt.Sprintf("%s needs %d elements, the slice has %d", t, size/width, len(values))
 	}
@@ -122,20 +122,20 @@ func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
-// difference returns a text on the differences between published tensors and t; "" if the published
-// ones can be written into t.
+// difference describes why the published tensors cannot be written into t; "" if they can.
 func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
-	_, same := t.memory()
+	_, firstNames := t.findTies()
 	own := make(map[string]wbp.Signature, len(t))
 	for name, tensor := range t {
-		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape, Same: same[name]}
+		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape, Same: firstNames[name]}
 	}
 	return wbp.Difference(layout, own, allowed)
 }
 
-// memory finds tensors that share memory. same maps each of their names to the first name of the
-// same memory. fault is an error message if two tensors overlap only in part.
-func (t Tensors) memory() (fault string, same map[string]string) {
+// findTies finds tied tensors, which share their memory. firstNames maps the name of each tied
+// tensor to the first name with the same memory. fault is an error message if two tensors overlap
+// only in part.
+func (t Tensors) findTies() (fault string, firstNames map[string]string) {
 	var names []string
 	for name, tensor := range t {
 		if len(tensor.bytes) > 0 {
@@ -149,17 +149,17 @@ func (t Tensors) memory() (fault string, same map[string]string) {
 		}
 		return names[i] < names[j]
 	})
-	same = map[string]string{}
-	first := ""
+	firstNames = map[string]string{}
+	first := "" // name of the latest tensor with memory of its own
 	for _, name := range names {
 		switch {
 		case first == "" || begin(first)+uintptr(len(t[first].bytes)) <= begin(name):
 			first = name
 		case begin(first) == begin(name) && t[first].String() == t[name].String():
-			same[first], same[name] = first, first
+			firstNames[first], firstNames[name] = first, first
 		default:
 			return fmt.Sprintf("%s and %s share a part of their memory, which cannot hold both", first, name), nil
 		}
 	}
-	return "", same
+	return "", firstNames
 }

@@ -38,7 +38,7 @@ func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 			}
 			m.prepare(layout)
 			data := []byte{byte(value), 7, byte(value), 7}[:layout.Bytes]
-			if says := m.differ(data); says != "" {
+			if says := m.tieFault(data); says != "" {
 				t.Fatal(says)
 			}
 			m.write(data)
@@ -70,10 +70,10 @@ func TestOneMemoryCannotHoldTwoValues(t *testing.T) {
 	memory := make([]uint8, 2)
 	m, layout := newModel(Tensors{"embed": U8(memory, 2), "head": U8(memory, 2)}, wbp.Lenience{}), layoutOf(t, twoNames)
 	m.prepare(layout)
-	if says := m.differ([]byte{1, 2, 1, 2}); says != "" {
+	if says := m.tieFault([]byte{1, 2, 1, 2}); says != "" {
 		t.Fatal(says)
 	}
-	if says := m.differ([]byte{1, 2, 1, 3}); !strings.HasPrefix(says, "embed and head are one tensor here") {
+	if says := m.tieFault([]byte{1, 2, 1, 3}); !strings.HasPrefix(says, "embed and head are one tensor here") {
 		t.Fatal(says)
 	}
 }
@@ -150,7 +150,7 @@ func TestTiesOfVectors(t *testing.T) {
 				return says, "layout"
 			}
 			m.prepare(layout)
-			if says := m.differ(data); says != "" {
+			if says := m.tieFault(data); says != "" {
 				return says, "differ"
 			}
 			m.write(data)

@@ -18,68 +18,68 @@ const linger = 200 * time.Millisecond // time to send queued messages, such as b
 type transport interface {
 	// send sends a message to the publisher. It drops the message while not connected.
 	send(header []byte)
-	// listen connects to a data endpoint instead of any other. If ticket is not empty, the next
-	// connection sends it first, and each later connection needs another ticket.
+	// listen connects to a data endpoint, and closes the connection to any other. If ticket is not
+	// empty, the next connection sends it first, and each later connection needs another ticket.
 	listen(data endpoint, ticket string)
 	// wantsTicket reports whether the data connection waits for a ticket.
 	wantsTicket() bool
 	// redial reconnects both channels at once; messages queued on the old connections are lost.
 	redial()
-	// leave closes both channels, the control channel once it has sent queued messages for a short
-	// time. Until dial, messages are dropped.
+	// leave closes both channels. The control channel first sends queued messages for a short time.
+	// Until dial is called, sent messages are dropped.
 	leave()
-	// dial connects to another control address, after leave.
+	// dial connects to a control address. The caller has called leave before.
 	dial(control site)
 	// probe finds out in the background whether a publisher answers at an address, and calls probed.
 	probe(control site)
 	// subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no
 	// effect.
 	subscribe(topic string, on bool)
-	// tick is called ten times a second. It reports whether messages can be sent.
+	// tick must be called ten times a second. It reports whether the control channel is connected.
 	tick(now time.Time) bool
 	// close sends queued messages for a short time, and returns when all goroutines have ended.
 	close()
 }
 
-// A transportHandler handles the events of a transport, which calls the methods with the lock held,
-// except as noted.
+// A transportHandler handles the events of a transport. The transport calls all methods but probed
+// with the lock held.
 type transportHandler interface {
 	sync.Locker
 	// connected is called for each new control connection.
 	connected()
-	// place returns the memory to receive a payload into, given its header; nil to discard the
+	// leaseFor returns the memory to receive a payload into, given its header; nil to discard the
 	// payload.
-	place(header []byte, size int) *wbp.Lease
+	leaseFor(header []byte, size int) *wbp.Lease
 	// received processes a control message: header, payload.
 	received(frames [][]byte, lease *wbp.Lease)
 	// published processes a published message: topic, header, payload.
 	published(frames [][]byte, lease *wbp.Lease)
-	// broke is called when the data connection broke or an attempt failed.
+	// broke is called when the data connection broke, or an attempt to connect it failed.
 	broke(err error)
-	// disconnected is called when the control connection or an attempt failed.
+	// disconnected is called when the control connection broke, or an attempt to connect it failed.
 	disconnected(err error)
-	// probed is called, without the lock, after probe.
+	// probed is called, without the lock, when a probe has ended.
 	probed(answers bool)
 }
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
 
-// sockets is a transport with a DEALER socket and, once the data endpoint is known, a SUB socket.
+// sockets is the transport with a DEALER socket and, once the data endpoint is known, a SUB socket.
 type sockets struct {
 	handler transportHandler
 	control *zmtp.Connection // nil between leave and dial
 	data    *zmtp.Connection
-	ending  sync.WaitGroup // previous connections, and probes
+	ending  sync.WaitGroup // goroutines that end previous connections, and probes
 	dataEnd endpoint
 	topics  map[string]bool
-	life    context.Context // of probes
-	end     context.CancelFunc
+	probing context.Context // ends with close, and ends all probes
+	cancel  context.CancelFunc
 }
 
 // newSockets starts to connect to the publisher.
-func newSockets(control site, c transportHandler) *sockets {
-	s := &sockets{handler: c, topics: map[string]bool{}}
-	s.life, s.end = context.WithCancel(context.Background())
+func newSockets(control site, handler transportHandler) *sockets {
+	s := &sockets{handler: handler, topics: map[string]bool{}}
+	s.probing, s.cancel = context.WithCancel(context.Background())
 	s.dial(control)
 	return s
 }
@@ -87,10 +87,10 @@ func newSockets(control site, c transportHandler) *sockets {
 func (s *sockets) dial(control site) {
 	dealer := zmtp.Dealer
 	dealer.Keys = control.keys // K1
-	place := s.placing(0)
+	place := s.placeFunc(0)
 	var current *zmtp.Connection
 	ifCurrent := func(do func()) {
-		if s.control == current { // else the worker has left that address
+		if s.control == current { // otherwise the worker has left this address
 			do()
 		}
 	}
@@ -130,7 +130,7 @@ func (s *sockets) probe(control site) {
 	s.ending.Add(1)
 	go func() {
 		defer s.ending.Done()
-		answers := zmtp.Answers(s.life, control.control.network, control.control.address)
+		answers := zmtp.Answers(s.probing, control.control.network, control.control.address)
 		s.handler.probed(answers)
 	}()
 }
@@ -148,20 +148,20 @@ func (s *sockets) listen(data endpoint, ticket string) {
 
 func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.Barred() }
 
-// dialData starts to connect to a data endpoint. The lock is held, so the connection waits until
-// listen has set its ticket.
+// dialData starts to connect to a data endpoint. The caller holds the lock until it has set the
+// connection's ticket, and the connection waits for the lock.
 func (s *sockets) dialData(data endpoint) {
 	if s.data != nil {
 		s.stop(s.data)
 	}
 	s.dataEnd = data
 	var current *zmtp.Connection
-	current = zmtp.Dial(data.network, data.address, data.resolve(systemLookUp), zmtp.Sub, limits, zmtp.Owner{
+	current = zmtp.Dial(data.network, data.address, data.resolver(systemLookUp), zmtp.Sub, limits, zmtp.Owner{
 		Lock:   s.handler,
 		Opened: func() {},
-		Place:  s.placing(1),
+		Place:  s.placeFunc(1),
 		Received: func(m zmtp.Message) {
-			if s.data == current { // else the message is from a previous endpoint
+			if s.data == current { // otherwise the message is from a previous endpoint
 				s.handler.published(m.Frames, leaseOf(m))
 			}
 		},
@@ -180,11 +180,11 @@ func (s *sockets) redial() {
 	}
 }
 
-// placing returns the function by which a connection gets the Place of a payload. header is the
+// placeFunc returns the function by which a connection gets the memory for a payload. header is the
 // index of the header's frame.
-func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
+func (s *sockets) placeFunc(header int) func(frames [][]byte, size int) zmtp.Place {
 	return func(frames [][]byte, size int) zmtp.Place {
-		if lease := s.handler.place(frames[header], size); lease != nil {
+		if lease := s.handler.leaseFor(frames[header], size); lease != nil {
 			return lease
 		}
 		return nil // nil, not an interface that holds a nil pointer
@@ -221,7 +221,7 @@ func (s *sockets) tick(now time.Time) bool {
 }
 
 func (s *sockets) close() {
-	s.end()
+	s.cancel()
 	s.handler.Lock()
 	if s.control != nil {
 		s.leave()

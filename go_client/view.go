@@ -19,9 +19,9 @@ func (v View) Tensor(name string) (Tensor, bool) { return v.tensor(name) }
 
 // view returns a View of the memory.
 func (m *memory) view(update Update) View {
-	names := make([]string, 0, len(m.held))
+	names := make([]string, 0, len(m.tensorFor))
 	for _, spec := range m.layout.InOrder() {
-		if m.held[spec].dtype != "" {
+		if m.tensorFor[spec].dtype != "" {
 			names = append(names, spec.Name)
 		}
 	}
@@ -30,10 +30,10 @@ func (m *memory) view(update Update) View {
 
 // snapshot returns a View of a copy of the memory.
 func (m *memory) snapshot(update Update) View {
-	to := &memory{layout: m.layout, others: m.others, held: make(map[*wbp.Spec]Tensor, len(m.held))}
-	for spec, t := range m.held {
+	to := &memory{layout: m.layout, aliases: m.aliases, tensorFor: make(map[*wbp.Spec]Tensor, len(m.tensorFor))}
+	for spec, t := range m.tensorFor {
 		t.bytes = append([]byte{}, t.bytes...)
-		to.held[spec] = t
+		to.tensorFor[spec] = t
 	}
 	return to.view(update)
 }

@@ -19,29 +19,29 @@ import (
 
 const client = "weightbus-go/0.1.0"
 
-const applyTimeoutMax = 24 * time.Hour // a longer call is presumed to hang
+const applyTimeoutMax = 24 * time.Hour
 
 // Options configure a Worker.
 type Options struct {
-	// Models has the memory of each model that versions are written into. A model without
-	// Tensors accepts any layout, and the worker allocates its memory.
+	// Models has an entry for each model that the worker receives: the memory into which versions
+	// are written. A model without Tensors accepts any layout, and the worker allocates its memory.
 	Models map[string]Tensors
 	// Name is the worker's name, unique at its publisher: 1 to 128 of A-Z a-z 0-9 . _ -. Default: the
 	// name in its keys, or the host name, the process id and four random digits.
 	Name string
-	// BytesMax is the largest version to accept. Default: 64 GiB.
+	// BytesMax is the size of the largest version to accept. Default: 64 GiB.
 	BytesMax int64
 	// Keys are the worker's key pair and its publisher's public key (see ReadKeys). With keys the
 	// worker connects only to that publisher, always encrypted. Default: the keys in the file or
-	// folder that the environment variable WEIGHTBUS_KEYS names, else none. An empty Keys means
-	// none.
+	// folder that the environment variable WEIGHTBUS_KEYS names, if it is set. A pointer to an empty
+	// Keys means no keys.
 	Keys *Keys
-	// KeysOfEach has the keys for each of several addresses, in their order, if one file does not
-	// serve for all. It takes the place of Keys.
+	// KeysOfEach replaces Keys if the publishers at several addresses need different keys: it has
+	// the keys for each address, in the order of the addresses.
 	KeysOfEach []*Keys
 	// AnyDataHost lets the worker connect to any data endpoint that the publisher names. By default
-	// the endpoint must be on the host of the control address; without this limit, a publisher could
-	// make the worker connect to anything.
+	// the endpoint must be on the host of the control address: otherwise a publisher could make the
+	// worker connect to anything.
 	AnyDataHost bool
 	// NetworkOnly disables the shared-memory transport, even if the publisher is a process of the
 	// same user on the same host.
@@ -49,16 +49,16 @@ type Options struct {
 	// NoPatches makes the worker receive every version whole. Without NoPatches, the worker keeps one
 	// more copy of the running version if the publisher may send patches.
 	NoPatches bool
-	// Ping is the interval of pings. LostAfter, at least twice that, is the time without a message
-	// after which the publisher is considered lost. Default: 1 s and 5 s.
+	// Ping is the interval of pings. The publisher is considered lost after LostAfter without a
+	// message; LostAfter must be at least twice Ping. Default: 1 s and 5 s.
 	Ping, LostAfter time.Duration
 	// Partial allows versions with tensors that Models does not have. Such tensors are ignored.
 	Partial bool
 	// Cast converts between F64, F32, F16 and BF16 if a tensor's dtype differs from that in Models.
 	// Values are rounded to the nearest value, ties to even.
 	Cast bool
-	// BeforeApply, if not nil, may reject a version before any byte of the model is written, by
-	// returning an error.
+	// BeforeApply, if not nil, is called before any byte of the model is written. It rejects the
+	// version by returning an error.
 	BeforeApply func(ctx context.Context, next Update) error
 	// Apply, if not nil, is called with each version after the version was verified and copied, and
 	// before it is reported as applied. Use Apply to load the version, for example onto a GPU. If
@@ -70,9 +70,9 @@ type Options struct {
 	// Receive calls both functions, one at a time for each model, on a separate goroutine. They
 	// must not call Read or Snapshot. Their context ends at ApplyTimeout and on Close.
 	Apply func(ctx context.Context, v View) error
-	// ApplyTimeout is the time limit of each call of BeforeApply and Apply, up to a day. If a call
-	// takes longer, the version fails, whatever the call returns later, and the model gets no other
-	// version until the call returns. Default: 60 s.
+	// ApplyTimeout is the time limit of each call of BeforeApply and Apply, at most a day. If a call
+	// takes longer, the version fails, whatever the call returns later. No other version of the model
+	// is applied until the call returns. Default: 60 s.
 	ApplyTimeout time.Duration
 }
 
@@ -108,9 +108,9 @@ const (
 	Unpatched    EventKind = "unpatched"    // a patch was unusable; the whole version is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or an attempt failed; the worker reconnects
 	Panicked     EventKind = "panicked"     // BeforeApply or Apply panicked, and the version failed; Text has the stack
-	Defect       EventKind = "defect"       // internal error on a message; the worker continues: please report it
+	Defect       EventKind = "defect"       // a bug of this package, which please report; the worker continues
 	Late         EventKind = "late"         // BeforeApply or Apply returned after ApplyTimeout
-	Moved        EventKind = "moved"        // the worker changes over to another of its addresses; Text has both, and why
+	Moved        EventKind = "moved"        // the worker changes over to another address; Text has both addresses and the reason
 )
 
 // A Worker receives versions of models. It is safe for concurrent use.
@@ -141,10 +141,11 @@ func Dial(ctx context.Context, address string, options Options) (*Worker, error)
 // New returns a worker for the publisher at tcp://HOST:PORT or ipc://PATH. The publisher may start
 // later, and restart at any time.
 //
-// Several addresses, separated by commas, are those of publishers of the same versions: a publisher
-// and its relays, for example. The worker is with one at a time. If that publisher is lost or
-// refuses the worker, it goes on to the next one, and after the last to the first. While it is with
-// another than the first, it returns as soon as the first one answers.
+// Several addresses, separated by commas, must be those of publishers of the same versions, such as
+// a publisher and its relays. The worker connects to one of them at a time. If that publisher is lost
+// or refuses the worker, the worker goes on to the next address, and after the last to the first.
+// While it is connected to another address than the first, it probes the first one at intervals, and
+// returns to it once a publisher answers there.
 func New(address string, options Options) (*Worker, error) {
 	sites, err := options.sites(address)
 	if err != nil {
@@ -175,18 +176,18 @@ func newWorker(sites []site, options Options, opens wbp.Opens, connect func(tran
 	if len(host) > wbp.LabelMax {
 		host = host[:wbp.LabelMax]
 	}
-	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid()),
+	id := wbp.Identity{Name: w.name, Instance: randomHex(16), Client: client, Host: host, PID: int64(os.Getpid()),
 		Keyed: options.Keys != nil, Patches: !options.NoPatches}
 	timing := wbp.TimingOf(options.Ping, options.LostAfter)
 	w.loop = &loop{
 		machine: wbp.NewWorkerMachine(id, expected, options.BytesMax, timing, opens),
-		handoff: newHandoff(options.decides()), name: w.name, started: time.Now(),
-		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
+		queue:   newReadyQueue(options.decides()), name: w.name, started: time.Now(),
+		events: make(chan Event, eventsMax), stop: make(chan struct{}), onRenamed: w.onRenamed,
 		anyDataHost: options.AnyDataHost, lostAfter: options.LostAfter,
 		sites: sites, route: newRoute(addressesOf(sites), timing.HelloRetry, options.LostAfter),
 	}
 	for range sites {
-		w.loop.doors = append(w.loop.doors, door{keyed: options.Keys != nil, patience: options.LostAfter})
+		w.loop.handshakes = append(w.loop.handshakes, handshakes{keyed: options.Keys != nil, lostAfter: options.LostAfter})
 	}
 	w.loop.run(connect)
 	return w, nil
@@ -209,11 +210,11 @@ func (o *Options) setDefaultsAndCheck() error {
 	one := uint16(1)
 	switch {
 	case *(*byte)(unsafe.Pointer(&one)) != 1:
-		return optionErrorf("this machine is big-endian; tensors travel little-endian, and are not turned here")
+		return optionErrorf("this machine is big-endian, but tensors are sent as little-endian, and are not converted here")
 	case !wbp.IsName(o.Name):
 		return optionErrorf("worker %q: a name is 1 to 128 of A-Z a-z 0-9 . _ -", o.Name)
 	case len(o.Models) < 1 || len(o.Models) > wbp.ModelsMax:
-		return optionErrorf("%d models; a worker takes 1 to %d", len(o.Models), wbp.ModelsMax)
+		return optionErrorf("Models has %d models; a worker receives 1 to %d", len(o.Models), wbp.ModelsMax)
 	case o.BytesMax < 0:
 		return optionErrorf("BytesMax is %d; it must not be negative", o.BytesMax)
 	case o.Ping <= 0 || o.LostAfter < 2*o.Ping:
@@ -221,8 +222,7 @@ func (o *Options) setDefaultsAndCheck() error {
 			"of at least twice Ping, both above zero", o.Ping, o.LostAfter)
 	}
 	if o.ApplyTimeout < 0 || o.ApplyTimeout > applyTimeoutMax {
-		return optionErrorf("ApplyTimeout is %v; nothing is waited for without a deadline, of at most %v", o.ApplyTimeout,
-			applyTimeoutMax)
+		return optionErrorf("ApplyTimeout is %v; it must be above zero and at most %v", o.ApplyTimeout, applyTimeoutMax)
 	}
 	for name, tensors := range o.Models {
 		if !wbp.IsName(name) {
@@ -230,13 +230,13 @@ func (o *Options) setDefaultsAndCheck() error {
 		}
 		for tensor, t := range tensors {
 			if t.dtype == "" {
-				t.fault = "an empty Tensor; make it by F32 and its like"
+				t.fault = "an empty Tensor; make it with F32 or another constructor"
 			}
 			if t.fault != "" {
 				return optionErrorf("model %q, tensor %q: %s", name, tensor, t.fault)
 			}
 		}
-		if fault, _ := tensors.memory(); fault != "" {
+		if fault, _ := tensors.findTies(); fault != "" {
 			return optionErrorf("model %q: %s; give each memory of its own", name, fault)
 		}
 	}
@@ -248,7 +248,8 @@ func (o *Options) decides() bool { return o.BeforeApply != nil || o.Apply != nil
 // Name returns the worker's name.
 func (w *Worker) Name() string { return w.name }
 
-// Address returns the address that the worker is with, or tries: one of those that New was given.
+// Address returns the address that the worker is connected to or tries: one of the addresses that New
+// was given.
 func (w *Worker) Address() string {
 	w.loop.Lock()
 	defer w.loop.Unlock()
@@ -257,25 +258,28 @@ func (w *Worker) Address() string {
 
 // Join waits until the publisher has accepted the worker.
 func (w *Worker) Join(ctx context.Context) error {
-	if _, err := w.loop.handoff.waitJoined(ctx); err != nil {
+	if _, err := w.loop.queue.waitJoined(ctx); err != nil {
 		addresses := strings.Join(w.loop.route.addresses, ", ")
 		return fmt.Errorf("worker %q has not joined the publisher at %s: %w", w.name, addresses, err)
 	}
 	return nil
 }
 
-// Events returns a channel of events. Reading it is optional: only the latest few are kept. Close
-// closes the channel.
+// Events returns a channel of events. You need not read it: the worker keeps only the latest 64
+// events. Close closes the channel.
 func (w *Worker) Events() <-chan Event { return w.loop.events }
 
 // Receive applies the newest version that has arrived, and returns its Update. It waits if no
 // version has arrived. It also waits until every function passed to Read has returned, so it must
-// not be called from such a function. Versions of several models that are published as one are
-// applied by one call, which returns the first; later calls return the others. No reader has one of
-// these models meanwhile. BeforeApply and then Apply are called for all of them, one right after
-// another, before any is reported; if one is rejected, so are the others. If ctx ends while
-// BeforeApply or Apply runs, Receive returns, that function runs to its end, and a later Receive
-// returns the result.
+// not be called from such a function.
+//
+// Versions of several models that are published as one are applied by one call, which returns the
+// first Update; later calls return the others. Readers wait while the models change from the old
+// versions to the new ones. BeforeApply is called for all versions, and then Apply for all, before
+// any is reported; if one version is rejected, so are the others.
+//
+// If ctx ends while BeforeApply or Apply runs, Receive returns the error of ctx. The function runs
+// to its end, and a later Receive returns the result.
 //
 // Receive returns these errors:
 //
@@ -289,16 +293,16 @@ func (w *Worker) Events() <-chan Event { return w.loop.events }
 // called again.
 func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	for {
-		taken, err := w.loop.handoff.take(ctx)
+		item, err := w.loop.queue.take(ctx)
 		switch {
 		case err != nil:
 			return Update{}, err
-		case taken.update != nil: // applied before
-			return *taken.update, nil
+		case item.update != nil: // applied before
+			return *item.update, nil
 		case w.options.decides():
-			err = w.decide(ctx, taken.versions)
+			err = w.decide(ctx, item.versions)
 		default:
-			err = w.apply(ctx, taken.versions)
+			err = w.apply(ctx, item.versions)
 		}
 		if err != nil {
 			return Update{}, err
@@ -306,170 +310,170 @@ func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	}
 }
 
-// apply applies versions at once, and queues their Updates for Receive. It returns the error of
-// ctx.
+// apply applies versions as one, without user functions, and queues their Updates for Receive. It
+// returns an error only if ctx ends before the models' readers are done.
 func (w *Worker) apply(ctx context.Context, versions group) error {
-	works := w.worksOf(versions)
-	if err := w.lockAll(ctx, works); err != nil { // readers use a model: apply the versions later
-		for _, v := range w.loop.handoff.putBack(versions) {
+	jobs := w.jobsFor(versions)
+	if err := w.lockAll(ctx, jobs); err != nil { // readers still use a model: apply the versions later
+		for _, v := range w.loop.queue.putBack(versions) {
 			w.loop.dropped(v)
 		}
 		return err
 	}
-	defer w.unlockAll(works)
-	works = w.taken(works)
-	if w.each(works, func(work *work) *unapplied { return w.copy(work, work.model.memory) }) {
-		w.runAtOnce(works)
+	defer w.unlockAll(jobs)
+	jobs = w.keepNewer(jobs)
+	if w.forEach(jobs, func(job *applyJob) *applyFault { return w.copy(job, job.model.memory) }) {
+		w.setRunning(jobs)
 	}
 	return nil
 }
 
-// A work is a version that is being applied.
-type work struct {
+// An applyJob is a version that is being applied.
+type applyJob struct {
 	version *wbp.StagedVersion
 	model   *model
 	update  Update
-	written bool // into the model's memory: the previous version cannot run any more
+	written bool // bytes were written into the model's memory, so that the previous version is lost
 }
 
-// worksOf returns the works of versions, in the order in which all goroutines lock models.
-func (w *Worker) worksOf(versions group) []*work {
-	var works []*work
+// jobsFor returns a job for each version, sorted by model: all goroutines lock models in this order.
+func (w *Worker) jobsFor(versions group) []*applyJob {
+	var jobs []*applyJob
 	for _, v := range versions {
-		works = append(works, &work{version: v, model: w.models[v.Model]})
+		jobs = append(jobs, &applyJob{version: v, model: w.models[v.Model]})
 	}
-	sort.Slice(works, func(i, j int) bool { return works[i].version.Model < works[j].version.Model })
-	return works
+	sort.Slice(jobs, func(i, j int) bool { return jobs[i].version.Model < jobs[j].version.Model })
+	return jobs
 }
 
 // lockAll locks the models for writing, or none of them if ctx ends.
-func (w *Worker) lockAll(ctx context.Context, works []*work) error {
-	for i, work := range works {
-		if err := work.model.guard.lockWrite(ctx); err != nil {
-			w.unlockAll(works[:i])
+func (w *Worker) lockAll(ctx context.Context, jobs []*applyJob) error {
+	for i, job := range jobs {
+		if err := job.model.guard.lockWrite(ctx); err != nil {
+			w.unlockAll(jobs[:i])
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *Worker) unlockAll(works []*work) {
-	for _, work := range works {
-		work.model.guard.unlockWrite()
+func (w *Worker) unlockAll(jobs []*applyJob) {
+	for _, job := range jobs {
+		job.model.guard.unlockWrite()
 	}
 }
 
-// taken returns the works whose versions are newer than the running ones, and drops the other
+// keepNewer returns the jobs whose versions are newer than the running ones, and drops the other
 // versions. After Close it returns none.
-func (w *Worker) taken(works []*work) []*work {
-	var newer []*work
-	for _, work := range works {
-		if w.keepIfNewer(work.version) {
-			w.loop.taken(work.version)
-			newer = append(newer, work)
+func (w *Worker) keepNewer(jobs []*applyJob) []*applyJob {
+	var newer []*applyJob
+	for _, job := range jobs {
+		if w.isNewerOrDrop(job.version) {
+			w.loop.applyStarted(job.version)
+			newer = append(newer, job)
 		}
 	}
 	return newer
 }
 
-// An unapplied is the reason that a version was not applied. In shared memory, a version may be
-// stale.
-type unapplied struct {
+// An applyFault is the reason why a version was not applied.
+type applyFault struct {
 	text  string
-	stale bool
+	stale bool // the version was overwritten in shared memory, and the previous version still runs
 }
 
-// each calls a step for one work after another. If a step fails, so do all works: each reports
-// that, and each returns false.
-func (w *Worker) each(works []*work, step func(work *work) *unapplied) bool {
-	for i, work := range works {
-		if why := step(work); why != nil {
-			w.giveUp(works, i, *why)
+// forEach calls step for one job after another. If a step fails, forEach rejects all jobs and
+// returns false.
+func (w *Worker) forEach(jobs []*applyJob, step func(job *applyJob) *applyFault) bool {
+	for i, job := range jobs {
+		if why := step(job); why != nil {
+			w.rejectAll(jobs, i, *why)
 			return false
 		}
 	}
 	return true
 }
 
-// giveUp reports that works failed, since the one at index culprit did. Models that were written run
-// no version now.
-func (w *Worker) giveUp(works []*work, culprit int, why unapplied) {
+// rejectAll reports that all jobs failed, since the job at index culprit failed. Models whose memory
+// was written run no version now.
+func (w *Worker) rejectAll(jobs []*applyJob, culprit int, why applyFault) {
 	torn := false
-	for _, work := range works {
-		if work.written {
-			work.model.running.Store(nil)
+	for _, job := range jobs {
+		if job.written {
+			job.model.running.Store(nil)
 			torn = true
 		}
 	}
 	if w.life.Err() != nil {
 		return
 	}
-	first := works[culprit].version
+	first := jobs[culprit].version
 	text := fmt.Sprintf("version %d of %s failed, which is published as one: %s", first.Key.Version, first.Model, why.text)
-	for i, work := range works {
+	for i, job := range jobs {
 		switch {
 		case i != culprit:
-			w.loop.failedBeside(work.version, text, !work.written, torn && !work.written)
+			w.loop.failedBeside(job.version, text, !job.written, torn && !job.written)
 		case why.stale:
-			w.loop.stale(work.version)
-		case torn && !work.written:
-			w.loop.failedForNow(work.version, why.text)
+			w.loop.stale(job.version)
+		case torn && !job.written:
+			w.loop.failedForNow(job.version, why.text)
 		default:
-			w.loop.failed(work.version, why.text, !work.written) // S5, W24
+			w.loop.failed(job.version, why.text, !job.written) // S5, W24
 		}
 	}
 }
 
-// runAtOnce marks versions as the running ones, and then reports them. The caller has locked the
-// models.
-func (w *Worker) runAtOnce(works []*work) {
+// setRunning marks versions as the running ones, and then reports them as applied. The caller has
+// locked the models.
+func (w *Worker) setRunning(jobs []*applyJob) {
 	var updates []Update
-	for _, work := range works {
-		work.model.running.Store(&work.update)
-		updates = append(updates, work.update)
+	for _, job := range jobs {
+		job.model.running.Store(&job.update)
+		updates = append(updates, job.update)
 	}
-	for _, work := range works {
-		// Report last: once the publisher has the receipt, Read must return this version.
-		w.loop.applied(work.version, work.update.Digest)
+	for _, job := range jobs {
+		// Report last: once the publisher has the report, Read must return this version.
+		w.loop.applied(job.version, job.update.Digest)
 	}
-	w.loop.handoff.finish(updates)
+	w.loop.queue.finish(updates)
 }
 
-// keepIfNewer reports whether a version is newer than the running one, and drops the version if not.
-// After Close it returns false.
-func (w *Worker) keepIfNewer(v *wbp.StagedVersion) bool {
+// isNewerOrDrop reports whether a version is newer than the running one, and drops the version if it
+// is not. After Close it returns false.
+func (w *Worker) isNewerOrDrop(v *wbp.StagedVersion) bool {
 	if w.life.Err() != nil {
 		return false
 	}
-	runs := w.models[v.Model].running.Load()
-	if runs == nil || v.Key.Newer(wbp.Key{Epoch: runs.Epoch, Version: runs.Version}) { // W16
+	running := w.models[v.Model].running.Load()
+	if running == nil || v.Key.Newer(wbp.Key{Epoch: running.Epoch, Version: running.Version}) { // W16
 		return true
 	}
 	w.loop.dropped(v) // another goroutine has applied a newer one
 	return false
 }
 
-// copy writes a version into the memory to, which no other goroutine uses.
-func (w *Worker) copy(work *work, to *memory) *unapplied {
-	begun, written, differ, v := time.Now(), false, "", work.version
+// copy writes a version into the memory to, which no other goroutine uses. It returns nil, or why it
+// failed.
+func (w *Worker) copy(job *applyJob, to *memory) *applyFault {
+	start, written, fault, v := time.Now(), false, "", job.version
 	digest, err := v.Copy(func(data []byte) {
 		to.prepare(v.Layout)
-		if differ = to.differ(data); differ == "" {
+		if fault = to.tieFault(data); fault == "" {
 			written = true
 			v.Note = wbp.OverflowText(to.write(data))
 		}
 	})
-	work.written = written && to == work.model.memory
+	job.written = written && to == job.model.memory
 	switch {
-	case work.written && err != nil: // parts of two versions, which must not be read
-		return &unapplied{text: "it was overwritten in shared memory while it was copied into the model"}
+	case job.written && err != nil: // the memory has parts of two versions, which must not be read
+		return &applyFault{text: "it was overwritten in shared memory while it was copied into the model"}
 	case err != nil:
-		return &unapplied{text: "it was overwritten in shared memory", stale: true}
-	case differ != "":
-		return &unapplied{text: differ}
+		return &applyFault{text: "it was overwritten in shared memory", stale: true}
+	case fault != "":
+		return &applyFault{text: fault}
 	}
-	work.update = updateOf(v)
-	work.update.Digest, work.update.Elapsed = digest, time.Since(begun)
+	job.update = updateOf(v)
+	job.update.Digest, job.update.Elapsed = digest, time.Since(start)
 	return nil
 }
 
@@ -479,46 +483,46 @@ func updateOf(v *wbp.StagedVersion) Update {
 		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
 }
 
-// copied returns a copy of a version's metadata for the user.
+// copied returns a copy of a version's metadata for the user, or nil if there is no metadata.
 func copied(metadata map[string]string) map[string]string {
 	if len(metadata) == 0 {
 		return nil
 	}
-	own := make(map[string]string, len(metadata))
+	result := make(map[string]string, len(metadata))
 	for name, text := range metadata {
-		own[name] = text
+		result[name] = text
 	}
-	return own
+	return result
 }
 
-// renamed gives the running version another key and other metadata. It is called only while no
-// version is being applied.
-func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) {
+// onRenamed gives the running version another key and other metadata. The loop calls it only while
+// no version is being applied.
+func (w *Worker) onRenamed(model string, key wbp.Key, metadata map[string]string) {
 	m := w.models[model]
-	if runs := m.running.Load(); runs != nil {
-		renamed := *runs
+	if running := m.running.Load(); running != nil {
+		renamed := *running
 		renamed.Epoch, renamed.Version, renamed.Metadata = key.Epoch, key.Version, copied(metadata)
 		m.running.Store(&renamed)
 	}
 }
 
 // Read calls fn with a view of a model's weights, which do not change until fn returns. fn may also
-// read the registered slices, but must not call Read. Read waits for an apply in progress, at most
-// until ctx ends. It returns ErrNoVersion if no version runs.
+// read the registered slices, but must not call Read. If an apply is in progress, Read waits for its
+// end, at most until ctx ends. It returns ErrNoVersion if the model runs no version.
 func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error {
 	m := w.models[model]
 	if m == nil {
-		return optionErrorf("this worker has no model %q", model)
+		return optionErrorf("this worker has no model %q; see Options.Models", model)
 	}
 	if err := m.guard.lockRead(ctx); err != nil {
 		return err
 	}
 	defer m.guard.unlockRead()
-	runs := m.running.Load()
-	if runs == nil {
+	running := m.running.Load()
+	if running == nil {
 		return ErrNoVersion
 	}
-	fn(m.view(*runs))
+	fn(m.view(*running))
 	return nil
 }
 
@@ -563,12 +567,12 @@ func (w *Worker) Close() error {
 func (w *Worker) free() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	var all []*work
+	var all []*applyJob
 	for _, m := range w.models {
-		all = append(all, &work{model: m})
+		all = append(all, &applyJob{model: m})
 	}
 	if w.lockAll(ctx, all) != nil {
-		return // a goroutine still reads a model: never free the memory
+		return // a goroutine still reads a model, so the memory is never freed
 	}
 	defer w.unlockAll(all)
 	w.loop.Lock()
@@ -576,26 +580,27 @@ func (w *Worker) free() {
 	w.loop.machine.Free()
 }
 
-// random returns random bytes as hexadecimal digits.
-func random(bytes int) string {
+// randomHex returns random bytes as hexadecimal digits.
+func randomHex(bytes int) string {
 	digits := make([]byte, bytes)
 	if _, err := rand.Read(digits); err != nil {
-		panic(err) // the system returns no random bytes
+		panic(err) // the system has no random bytes
 	}
 	return hex.EncodeToString(digits)
 }
 
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-// defaultName returns a worker name that the keys allow, or any unique name if keys is nil.
+// defaultName returns a worker name that the keys allow; if keys is nil, a unique name of the host,
+// the process id and random digits.
 func defaultName(keys *Keys) string {
 	host, _ := os.Hostname()
 	if host = notInNames.ReplaceAllString(host, "-"); len(host) > 80 {
 		host = host[:80]
 	}
-	own := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), random(2))
+	unique := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), randomHex(2))
 	if keys == nil {
-		return own
+		return unique
 	}
-	return strings.Replace(keys.Name, "*", own, 1)
+	return strings.Replace(keys.Name, "*", unique, 1)
 }

@@ -26,10 +26,10 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		"a model's name":    {"tcp://a:1", func(o *Options) { o.Models["a/b"] = nil }, `model "a/b"`},
 		"a worker's name":   {"tcp://a:1", func(o *Options) { o.Name = "a b" }, `worker "a b"`},
 		"too little memory": {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": F32(make([]float32, 11), 4, 3)} }, "F32 [4, 3] needs 12 elements, the slice has 11"},
-		"a negative size":   {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": F32(nil, -1)} }, "not a shape"},
-		"an unknown dtype":  {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": Bits("F33", nil, 1)} }, "not a dtype"},
+		"a negative size":   {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": F32(nil, -1)} }, "not a valid shape"},
+		"an unknown dtype":  {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": Bits("F33", nil, 1)} }, "not a valid dtype"},
 		"an empty tensor":   {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": {}} }, "empty Tensor"},
-		"no deadline":       {"tcp://a:1", func(o *Options) { o.ApplyTimeout = -1 }, "without a deadline"},
+		"no deadline":       {"tcp://a:1", func(o *Options) { o.ApplyTimeout = -1 }, "above zero"},
 		"a long deadline":   {"tcp://a:1", func(o *Options) { o.ApplyTimeout = 25 * time.Hour }, "at most 24h"},
 		"a short silence":   {"tcp://a:1", func(o *Options) { o.Ping, o.LostAfter = time.Second, time.Second }, "two chances"},
 	} {
@@ -96,12 +96,12 @@ func TestNamesOfOneHost(t *testing.T) {
 		{"trainer", "nobody", "[]", "no nobody"},
 	} {
 		end := endpoint{network: "tcp", address: c.host + ":7", within: c.within}
-		got, err := end.resolve(find)(context.Background())
+		got, err := end.resolver(find)(context.Background())
 		if fmt.Sprint(got) != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v: %v %v", c, got, err)
 		}
 	}
-	if (endpoint{network: "tcp", address: "host:7"}).resolve(find) != nil {
+	if (endpoint{network: "tcp", address: "host:7"}).resolver(find) != nil {
 		t.Error("it is looked up though nothing is to be compared")
 	}
 }
