@@ -40,9 +40,9 @@ func (h *handshakes) keyFault(err error, now time.Duration) string {
 	switch {
 	case errors.Is(err, zmtp.NotAllowed):
 		return notAllowed
-	case errors.Is(err, zmtp.NoKeysThere):
+	case errors.Is(err, zmtp.PeerWithoutKeys):
 		return publisherWithoutKeys
-	case errors.Is(err, zmtp.NoKeysHere):
+	case errors.Is(err, zmtp.PeerWithKeys):
 		return workerWithoutKeys
 	}
 	var hungUp *zmtp.HungUpError

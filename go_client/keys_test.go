@@ -160,8 +160,8 @@ func TestWhatADoorSays(t *testing.T) {
 		want  string
 	}{
 		{true, []error{zmtp.NotAllowed}, 0, notAllowed},
-		{true, []error{zmtp.NoKeysThere}, 0, publisherWithoutKeys},
-		{false, []error{zmtp.NoKeysHere}, 0, workerWithoutKeys},
+		{true, []error{zmtp.PeerWithoutKeys}, 0, publisherWithoutKeys},
+		{false, []error{zmtp.PeerWithKeys}, 0, workerWithoutKeys},
 		{true, []error{errors.New("refused")}, 0, ""},
 		{true, []error{hungUp, hungUp, hungUp}, 5 * time.Second, anotherKey},
 		{true, []error{hungUp, hungUp, hungUp}, 2 * time.Second, ""}, // the publisher may be busy

@@ -184,7 +184,7 @@ func (l *loop) connected() {
 
 // leaseFor returns a lease for a payload that is about to be received, or nil to discard the payload.
 func (l *loop) leaseFor(header []byte, size int) (lease *wbp.Lease) {
-	l.recovering(func() { lease = l.machine.Place(header, size) })
+	l.recovering(func() { lease = l.machine.LeaseFor(header, size) })
 	return lease
 }
 
@@ -203,7 +203,7 @@ func (l *loop) broke(err error) {
 
 func (l *loop) disconnected(err error) {
 	if why := l.handshakes[l.route.current].keyFault(err, l.now()); why != "" {
-		l.perform(l.machine.ShutOut(why))
+		l.perform(l.machine.HandshakeFailed(why))
 		return
 	}
 	l.broke(err)
@@ -217,7 +217,7 @@ func (l *loop) disconnected(err error) {
 func (l *loop) applyStarted(v *wbp.StagedVersion) {
 	l.Lock()
 	defer l.Unlock()
-	l.machine.Taken(v)
+	l.machine.ApplyStarted(v)
 }
 
 func (l *loop) applied(v *wbp.StagedVersion, digest string) {
@@ -244,17 +244,17 @@ func (l *loop) failed(v *wbp.StagedVersion, text string, intact bool) {
 	l.perform(l.machine.Failed(v, text, intact, l.now()))
 }
 
-// failedBeside reports a version that was not applied because a companion failed.
-func (l *loop) failedBeside(v *wbp.StagedVersion, text string, intact, again bool) {
+// failedWithCompanion reports a version that was not applied because a companion failed.
+func (l *loop) failedWithCompanion(v *wbp.StagedVersion, text string, intact, again bool) {
 	l.Lock()
 	defer l.Unlock()
-	l.perform(l.machine.FailedBeside(v, text, intact, again, l.now()))
+	l.perform(l.machine.FailedWithCompanion(v, text, intact, again, l.now()))
 }
 
 // failedForNow reports a failed version that the worker receives again: the model keeps its previous
 // version, but a companion has no version now.
 func (l *loop) failedForNow(v *wbp.StagedVersion, text string) {
-	l.failedBeside(v, text, true, true)
+	l.failedWithCompanion(v, text, true, true)
 	l.Lock()
 	defer l.Unlock()
 	l.perform([]wbp.Effect{wbp.Rejected{Model: v.Model, Key: v.Key, Code: CodeApply, Text: text}})

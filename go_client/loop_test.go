@@ -67,19 +67,19 @@ func (s *stage) counted(kind string) (count int) {
 func perform(t *testing.T, models map[string]Tensors) *stage { return performIn(t, models, nil) }
 
 // performIn returns a stage that opens shared memory with opens.
-func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage {
+func performIn(t *testing.T, models map[string]Tensors, opens wbp.OpenSegment) *stage {
 	return performWith(t, Options{Models: models}, opens)
 }
 
 // performWith returns a stage with options.
-func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
+func performWith(t *testing.T, options Options, opens wbp.OpenSegment) *stage {
 	s := begin(t, "tcp://host:5", options, opens)
 	s.welcome()
 	return s
 }
 
 // begin returns a stage whose worker has addresses, and has not joined.
-func begin(t *testing.T, addresses string, options Options, opens wbp.Opens) *stage {
+func begin(t *testing.T, addresses string, options Options, opens wbp.OpenSegment) *stage {
 	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
 	options.Name = "w"
 	sites, err := options.sites(addresses)

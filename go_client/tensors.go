@@ -127,7 +127,7 @@ func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	_, firstNames := t.findTies()
 	own := make(map[string]wbp.Signature, len(t))
 	for name, tensor := range t {
-		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape, Same: firstNames[name]}
+		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape, Tie: firstNames[name]}
 	}
 	return wbp.Difference(layout, own, allowed)
 }

@@ -87,7 +87,7 @@ func newSockets(control site, handler transportHandler) *sockets {
 func (s *sockets) dial(control site) {
 	dealer := zmtp.Dealer
 	dealer.Keys = control.keys // K1
-	place := s.placeFunc(0)
+	bufferFor := s.bufferFunc(0)
 	var current *zmtp.Connection
 	ifCurrent := func(do func()) {
 		if s.control == current { // otherwise the worker has left this address
@@ -97,11 +97,11 @@ func (s *sockets) dial(control site) {
 	current = zmtp.Dial(control.control.network, control.control.address, nil, dealer, limits, zmtp.Owner{
 		Lock:   s.handler,
 		Opened: func() { ifCurrent(s.handler.connected) },
-		Place: func(frames [][]byte, size int) zmtp.Place {
+		BufferFor: func(frames [][]byte, size int) zmtp.Buffer {
 			if s.control != current {
 				return nil
 			}
-			return place(frames, size)
+			return bufferFor(frames, size)
 		},
 		Received: func(m zmtp.Message) {
 			if lease := leaseOf(m); s.control == current {
@@ -143,10 +143,10 @@ func (s *sockets) listen(data endpoint, ticket string) {
 	if ticket != "" {
 		first = append([]byte{3}, ticket...) // K7
 	}
-	s.data.Show(first)
+	s.data.SetTicket(first)
 }
 
-func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.Barred() }
+func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.AwaitsTicket() }
 
 // dialData starts to connect to a data endpoint. The caller holds the lock until it has set the
 // connection's ticket, and the connection waits for the lock.
@@ -157,9 +157,9 @@ func (s *sockets) dialData(data endpoint) {
 	s.dataEnd = data
 	var current *zmtp.Connection
 	current = zmtp.Dial(data.network, data.address, data.resolver(systemLookUp), zmtp.Sub, limits, zmtp.Owner{
-		Lock:   s.handler,
-		Opened: func() {},
-		Place:  s.placeFunc(1),
+		Lock:      s.handler,
+		Opened:    func() {},
+		BufferFor: s.bufferFunc(1),
 		Received: func(m zmtp.Message) {
 			if s.data == current { // otherwise the message is from a previous endpoint
 				s.handler.published(m.Frames, leaseOf(m))
@@ -180,10 +180,10 @@ func (s *sockets) redial() {
 	}
 }
 
-// placeFunc returns the function by which a connection gets the memory for a payload. header is the
+// bufferFunc returns the function by which a connection gets the memory for a payload. header is the
 // index of the header's frame.
-func (s *sockets) placeFunc(header int) func(frames [][]byte, size int) zmtp.Place {
-	return func(frames [][]byte, size int) zmtp.Place {
+func (s *sockets) bufferFunc(header int) func(frames [][]byte, size int) zmtp.Buffer {
+	return func(frames [][]byte, size int) zmtp.Buffer {
 		if lease := s.handler.leaseFor(frames[header], size); lease != nil {
 			return lease
 		}
@@ -192,7 +192,7 @@ func (s *sockets) placeFunc(header int) func(frames [][]byte, size int) zmtp.Pla
 }
 
 func leaseOf(m zmtp.Message) *wbp.Lease {
-	lease, _ := m.Place.(*wbp.Lease)
+	lease, _ := m.Buffer.(*wbp.Lease)
 	return lease
 }
 

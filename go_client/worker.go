@@ -151,7 +151,7 @@ func New(address string, options Options) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	var opens wbp.Opens
+	var opens wbp.OpenSegment
 	if !options.NetworkOnly {
 		opens = segment.NewCache().Open
 	}
@@ -160,7 +160,7 @@ func New(address string, options Options) (*Worker, error) {
 
 // newWorker returns a worker that uses the transport that connect returns. If opens is nil, the
 // shared-memory transport is disabled.
-func newWorker(sites []site, options Options, opens wbp.Opens, connect func(transportHandler) transport) (*Worker, error) {
+func newWorker(sites []site, options Options, opens wbp.OpenSegment, connect func(transportHandler) transport) (*Worker, error) {
 	if err := options.setDefaultsAndCheck(); err != nil {
 		return nil, err
 	}
@@ -412,7 +412,7 @@ func (w *Worker) rejectAll(jobs []*applyJob, culprit int, why applyFault) {
 	for i, job := range jobs {
 		switch {
 		case i != culprit:
-			w.loop.failedBeside(job.version, text, !job.written, torn && !job.written)
+			w.loop.failedWithCompanion(job.version, text, !job.written, torn && !job.written)
 		case why.stale:
 			w.loop.stale(job.version)
 		case torn && !job.written:

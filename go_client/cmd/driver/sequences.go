@@ -116,7 +116,7 @@ func (p *player) receive(frames [][]byte) ([][]byte, *wbp.Lease) {
 		return frames, nil
 	}
 	received := append([][]byte{}, frames...)
-	lease := p.machine.Place(frames[0], len(frames[1]))
+	lease := p.machine.LeaseFor(frames[0], len(frames[1]))
 	if lease == nil || len(frames[1]) == 0 {
 		return frames, nil
 	}
@@ -151,7 +151,7 @@ func (p *player) apply(v *wbp.StagedVersion) []wbp.Effect {
 	if len(p.applies) > 0 {
 		outcome, p.applies = p.applies[0], p.applies[1:]
 	}
-	p.machine.Taken(v)
+	p.machine.ApplyStarted(v)
 	switch outcome {
 	case "done":
 		p.runs[v.Model] = v.Key.Version

@@ -5,18 +5,18 @@ import "time"
 // ages maps an epoch to the age of its publisher, for publishers whose versions run here or may
 // still be applied.
 //
-// A publisher sends its age, and the worker reports the present age to other publishers. So two
-// publishers can be ordered by their starts, even if their hosts' clocks differ.
+// A publisher sends its age, and the worker reports its current age to other publishers. So the
+// publishers know which of them started first, even if their hosts' clocks differ.
 type ages map[int64]age
 
 type age struct {
 	ms int64
-	at time.Duration // when the age was ms
+	at time.Duration // when the age was ms milliseconds
 }
 
-// heard records the age in milliseconds of an epoch's publisher. It forgets the epochs before
-// applied, the latest epoch of applied versions.
-func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
+// record records the age in milliseconds of an epoch's publisher. It forgets the epochs before
+// applied, which is the latest epoch of applied versions.
+func (a ages) record(epoch, ms, applied int64, now time.Duration) {
 	if known := a.of(epoch, now); known > ms {
 		ms = known
 	}
@@ -35,7 +35,7 @@ func (a ages) heard(epoch, ms, applied int64, now time.Duration) {
 	a[epoch] = age{ms, now}
 }
 
-// of returns the least age in milliseconds of an epoch's publisher at now; 0 if unknown.
+// of returns the age in milliseconds that an epoch's publisher has at now, at least; 0 if unknown.
 func (a ages) of(epoch int64, now time.Duration) int64 {
 	known, ok := a[epoch]
 	if !ok {

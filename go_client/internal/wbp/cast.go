@@ -13,29 +13,28 @@ var floats = map[string]int{"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 // Castable reports whether values of one dtype can be converted to another.
 func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 }
 
-// Cast converts little-endian values from one dtype to another, as many as fit `to`. It rounds to
-// the nearest value, ties to even; values beyond the largest finite value become infinite. NaN
-// stays NaN, and subnormals are kept. Cast returns the number of finite values that became
-// infinite.
+// Cast converts little-endian values from one dtype to another, and fills `to`. It rounds to the
+// nearest value, ties to even; values beyond the largest finite value become infinite. NaN stays
+// NaN, and subnormals are kept. Cast returns the number of finite values that became infinite.
 func Cast(to []byte, toDType string, from []byte, fromDType string) int {
 	var values, became [1024]float64 // float64 holds every value of these dtypes
 	wide, narrow, lost := floats[fromDType], floats[toDType], 0
 	for len(to) > 0 {
-		some := values[:]
-		if left := len(to) / narrow; left < len(some) {
-			some = some[:left]
+		batch := values[:]
+		if left := len(to) / narrow; left < len(batch) {
+			batch = batch[:left]
 		}
-		widen(some, from, fromDType)
-		round(to, toDType, some)
-		if reaches(some, greatest[toDType]) {
-			widen(became[:len(some)], to, toDType)
-			for i, value := range some {
+		widen(batch, from, fromDType)
+		round(to, toDType, batch)
+		if anyBeyond(batch, greatest[toDType]) {
+			widen(became[:len(batch)], to, toDType)
+			for i, value := range batch {
 				if math.IsInf(became[i], 0) && !math.IsInf(value, 0) {
 					lost++
 				}
 			}
 		}
-		to, from = to[len(some)*narrow:], from[len(some)*wide:]
+		to, from = to[len(batch)*narrow:], from[len(batch)*wide:]
 	}
 	return lost
 }
@@ -45,8 +44,8 @@ var greatest = map[string]float64{
 	"F64": math.MaxFloat64, "F32": math.MaxFloat32, "F16": 65504, "BF16": 0x1.FEp127,
 }
 
-// reaches reports whether any value is beyond limit.
-func reaches(values []float64, limit float64) bool {
+// anyBeyond reports whether any value is beyond limit.
+func anyBeyond(values []float64, limit float64) bool {
 	for _, value := range values {
 		if value > limit || value < -limit {
 			return true
@@ -65,7 +64,7 @@ type Overflow struct {
 func OverflowText(lost []Overflow) string {
 	const shown = 4
 	words := []string{}
-	for i, its := range lost {
+	for i, overflow := range lost {
 		if i == shown {
 			more, plural := len(lost)-shown, "s"
 			if more == 1 {
@@ -75,11 +74,11 @@ func OverflowText(lost []Overflow) string {
 			break
 		}
 		values := "values are"
-		if its.Count == 1 {
+		if overflow.Count == 1 {
 			values = "value is"
 		}
-		words = append(words, fmt.Sprintf("%s: %d finite %s beyond %s (at most %.6g)", Printable(its.Name, 256),
-			its.Count, values, its.DType, greatest[its.DType]))
+		words = append(words, fmt.Sprintf("%s: %d finite %s beyond %s (at most %.6g)", Printable(overflow.Name, 256),
+			overflow.Count, values, overflow.DType, greatest[overflow.DType]))
 	}
 	return strings.Join(words, "; ")
 }
@@ -97,7 +96,7 @@ func widen(values []float64, from []byte, dtype string) {
 		}
 	case "F16":
 		for i := range values {
-			values[i] = widened(word.Uint16(from[2*i:]), 10)
+			values[i] = toFloat64(word.Uint16(from[2*i:]), 10)
 		}
 	case "BF16":
 		for i := range values {
@@ -119,11 +118,11 @@ func round(to []byte, dtype string, values []float64) {
 		}
 	case "F16":
 		for i, value := range values {
-			word.PutUint16(to[2*i:], rounded(value, 10))
+			word.PutUint16(to[2*i:], fromFloat64(value, 10))
 		}
 	case "BF16":
 		for i, value := range values {
-			word.PutUint16(to[2*i:], rounded(value, 7))
+			word.PutUint16(to[2*i:], fromFloat64(value, 7))
 		}
 	}
 }
@@ -131,8 +130,8 @@ func round(to []byte, dtype string, values []float64) {
 // The number of mantissa bits of float64, and the exponent that float64 stores for 1.
 const mantissa64, one64 = 52, 1023
 
-// widened converts a 16-bit float, which has this number of mantissa bits, to float64.
-func widened(bits uint16, mantissa int) float64 {
+// toFloat64 converts a 16-bit float to float64. mantissa is its number of mantissa bits.
+func toFloat64(bits uint16, mantissa int) float64 {
 	sign, infinity := uint64(bits>>15)<<63, uint16(1)<<15-1<<mantissa
 	abs := bits & (1<<15 - 1)
 	switch bias := int(infinity >> (mantissa + 1)); {
@@ -146,10 +145,10 @@ func widened(bits uint16, mantissa int) float64 {
 	}
 }
 
-// rounded converts a float64 to a 16-bit float, which has this number of mantissa bits. A mantissa
-// that is rounded up to the next power of two carries into the exponent, and from the largest
-// exponent into infinity, which is correct.
-func rounded(value float64, mantissa int) uint16 {
+// fromFloat64 converts a float64 to a 16-bit float. mantissa is its number of mantissa bits. If
+// rounding carries out of the mantissa, the exponent increases by one, and the largest exponent
+// becomes infinity, which is correct.
+func fromFloat64(value float64, mantissa int) uint16 {
 	bits := math.Float64bits(value)
 	sign, abs := uint16(bits>>63)<<15, bits&^(1<<63)
 	infinity := uint64(1)<<15 - 1<<mantissa

@@ -34,8 +34,8 @@ func TestCastsAreToTheNearest(t *testing.T) {
 		infinity := uint16(1)<<15 - 1<<mantissa
 		all := make([]float64, infinity)
 		for bits := range all { // round trip of every finite value
-			all[bits] = widened(uint16(bits), mantissa)
-			if again := rounded(all[bits], mantissa); again != uint16(bits) {
+			all[bits] = toFloat64(uint16(bits), mantissa)
+			if again := fromFloat64(all[bits], mantissa); again != uint16(bits) {
 				t.Fatalf("%s %04x: %g is %04x", dtype, bits, all[bits], again)
 			}
 		}

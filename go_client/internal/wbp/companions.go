@@ -2,24 +2,24 @@ package wbp
 
 import "sort"
 
-// Companions are versions of several models that are published as one. Each names the others in its
-// announcement. It stays staged until it is committed, and so is each of them that this worker
-// wants, or a newer version of that model. Then they are ready at once, and the user applies them
-// at once. (C2)
+// Companions are versions of several models that are published as one. The announcement of each
+// names the others. A committed version stays staged until every companion of a model that this
+// worker receives is committed, too, or replaced by a newer version. Then all of them become ready
+// together, and the user applies them as one. (C2)
 type companions struct {
 	followers map[string]*follower
 }
 
-// complete makes every committed version ready whose companions are here, and returns the effect
-// that hands them over, if there are any.
+// complete makes every committed version ready that lacks no companion. It returns the effect that
+// hands these versions over, or nothing if there are none.
 func (c companions) complete() []Effect {
 	found := map[string]Key{}
 	for model, s := range c.followers {
-		if v := s.versions.held(); v != nil {
+		if v := s.versions.awaitingCompanions(); v != nil {
 			found[model] = v.Key
 		}
 	}
-	for c.drop(found) {
+	for c.removeLacking(found) { // a removed version may be a companion of others
 	}
 	models := make([]string, 0, len(found))
 	for model := range found {
@@ -32,18 +32,19 @@ func (c companions) complete() []Effect {
 	var ready []*StagedVersion
 	for _, model := range models {
 		versions := c.followers[model].versions
-		v := versions.held()
+		v := versions.awaitingCompanions()
 		versions.move(v, committed)
 		ready = append(ready, v.staged)
 	}
 	return []Effect{Ready{ready[0], ready[1:]}}
 }
 
-// drop drops the versions from found that lack a companion, and reports whether there were any.
-func (c companions) drop(found map[string]Key) bool {
+// removeLacking removes the versions from found that lack a companion, and reports whether there
+// were any.
+func (c companions) removeLacking(found map[string]Key) bool {
 	var lacking []string
 	for model := range found {
-		if c.lacks(c.followers[model].versions.held(), found) {
+		if c.lacks(c.followers[model].versions.awaitingCompanions(), found) {
 			lacking = append(lacking, model)
 		}
 	}
@@ -53,14 +54,15 @@ func (c companions) drop(found map[string]Key) bool {
 	return len(lacking) > 0
 }
 
-// lacks reports whether a companion of a version is not here.
+// lacks reports whether a companion of a version is neither in found, nor ready, nor running, and no
+// newer version of the companion's model is.
 func (c companions) lacks(v *versionEntry, found map[string]Key) bool {
 	for model, number := range v.announce.Companions {
 		s, companion := c.followers[model], Key{v.Epoch, number}
 		if s == nil {
-			continue // the worker does not want this model
+			continue // the worker does not receive this model
 		}
-		if key, ok := found[model]; (!ok || companion.Newer(key)) && !s.versions.offers(companion) {
+		if key, ok := found[model]; (!ok || companion.Newer(key)) && !s.versions.hasReadyOrRunning(companion) {
 			return true
 		}
 	}

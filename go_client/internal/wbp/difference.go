@@ -12,27 +12,26 @@ const differencesMax = 20 // lines of the text
 type Signature struct {
 	DType string
 	Shape []int64
-	Same  string // the same name for all tensors of one memory; "" if the tensor shares no memory
+	Tie   string // for tied tensors, which share their memory: one name for all of them; else ""
 }
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
 
-// Lenience has the differences from the published tensors that a target allows.
+// Lenience says which differences between the published tensors and its own a target allows.
 type Lenience struct {
 	Partial bool // published tensors that the target does not have
 	Cast    bool // another dtype, if values can be converted (see Castable)
 }
 
-// Difference returns a text on the differences between published tensors and the tensors of a
-// target, one a line; "" if the published ones can be applied. The target may have a published
-// tensor with aliases under any of its names. Memory of the target with several names is filled if
-// one of these names is published.
+// Difference describes why the published tensors cannot be applied to the tensors of a target, one
+// difference per line; "" if they can. The target may use any alias of a published tensor. For tied
+// tensors of the target, it suffices that one of their names is published.
 func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
 	covered, filled := map[*Spec]bool{}, map[string]bool{}
 	for name, own := range target {
 		if layout.ByName(name) != nil {
-			filled[own.Same] = true
+			filled[own.Tie] = true
 		}
 	}
 	for named, own := range target {
@@ -40,7 +39,7 @@ func Difference(layout *Layout, target map[string]Signature, allowed Lenience) s
 		covered[spec] = true
 		name := Printable(named, 0)
 		switch {
-		case spec == nil && own.Same != "" && filled[own.Same]:
+		case spec == nil && own.Tie != "" && filled[own.Tie]:
 		case spec == nil:
 			lines = append(lines, fmt.Sprintf("%s: %s in the target, not published", name, own))
 		case ShapeText(spec.Shape) != ShapeText(own.Shape):

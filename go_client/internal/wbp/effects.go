@@ -6,8 +6,8 @@ type Effect interface{}
 type (
 	// Send sends a message to the publisher.
 	Send struct{ Message Message }
-	// Connect connects to a data endpoint instead of any other. If Ticket is not empty, the next
-	// connection sends it first, and each later connection needs another ticket.
+	// Connect connects to a data endpoint, and closes the connection to any other. If Ticket is not
+	// empty, the next connection sends it first, and each later connection needs another ticket.
 	Connect struct{ Endpoint, Ticket string }
 	// Redial reconnects both channels: the current connections may be dead.
 	Redial struct{}
@@ -25,7 +25,8 @@ type (
 		Key   Key
 		Why   string
 	}
-	// Ready hands over a version that may be applied, and the Others to apply at once with it.
+	// Ready hands over a version that may be applied. Others are its companions, which must be
+	// applied together with it.
 	Ready struct {
 		Version *StagedVersion
 		Others  []*StagedVersion
@@ -37,7 +38,7 @@ type (
 		Code  Code
 		Text  string
 	}
-	// Renamed reports that the running version of a model has a new key.
+	// Renamed reports that the running version of a model has a new key and new metadata.
 	Renamed struct {
 		Model    string
 		Key      Key
@@ -56,5 +57,5 @@ type (
 	}
 )
 
-// TurnsAway reports whether the publisher has refused the worker, not just a message.
+// TurnsAway reports whether the publisher has refused the worker, not only a message.
 func (r Refused) TurnsAway() bool { return r.Code == CodeKeys || endsSession[r.Code] }

@@ -4,96 +4,97 @@ import "time"
 
 // FetchPlanner decides when to request the latest version of a model. (W4)
 //
-// After a failure that may not recur, the version is retried after a delay, which doubles with each
-// failure.
+// After a failure that may not recur, the worker retries the version after a delay, which doubles
+// with each failure.
 type FetchPlanner struct {
 	model        string
 	versions     *versionStore
 	timing       *Timing
-	latestAt     time.Duration // when an announcement was last requested
-	answers      time.Duration // when the last answered ping was sent
+	requestedAt  time.Duration // when an announcement or a layout was last requested
+	answeredTo   time.Duration // when the last answered ping was sent
 	backoffKey   Key           // the version that is postponed
 	backoffUntil time.Duration // when that version may be retried
 	backoffPause time.Duration // the last delay of that version
 }
 
 func newFetchPlanner(model string, versions *versionStore, timing *Timing) *FetchPlanner {
-	return &FetchPlanner{model: model, versions: versions, timing: timing, latestAt: never, answers: never}
+	return &FetchPlanner{model: model, versions: versions, timing: timing, requestedAt: never, answeredTo: never}
 }
 
 // reconnected prepares for a new session: the latest version may be requested at once.
-func (a *FetchPlanner) reconnected() { a.latestAt = never }
+func (p *FetchPlanner) reconnected() { p.requestedAt = never }
 
-// hearOf handles a version that a beacon, a welcome, a pong or a stray chunk names. If the version
-// is new, hearOf requests the latest version.
-func (a *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
-	if key.Version == 0 || !key.Newer(a.versions.newest()) || a.versions.isRejected(key) { // W4, W15
+// hearOf handles the key of a version that a beacon, a welcome, a pong, or a chunk or end of a
+// version that is not arriving has. If the version is new, hearOf requests the latest version.
+func (p *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
+	if key.Version == 0 || !key.Newer(p.versions.newest()) || p.versions.isRejected(key) { // W4, W15
 		return nil
 	}
-	if v := a.versions.inPhase(arriving); v != nil && (!key.Newer(v.Key) || a.versions.mode == catchingUp) { // W26
+	if v := p.versions.inPhase(arriving); v != nil && (!key.Newer(v.Key) || p.versions.mode == catchingUp) { // W26
 		return nil
 	}
-	if v := a.versions.inPhase(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
+	if v := p.versions.inPhase(announced); v != nil && !key.Newer(v.Key) && v.lacks == aLayout { // W7
 		return nil
 	}
-	if !key.Newer(a.backoffKey) && now < a.backoffUntil { // W36
+	if !key.Newer(p.backoffKey) && now < p.backoffUntil { // W36
 		return nil
 	}
-	return a.requestLatest(key.Epoch, now, false)
+	return p.requestLatest(key.Epoch, now, false)
 }
 
-// requestLatest returns a request for the latest version. Unless atOnce is true, it returns nothing within
-// Timing.Quiet of the last request.
-func (a *FetchPlanner) requestLatest(epoch int64, now time.Duration, atOnce bool) []Effect {
-	if now-a.latestAt < a.timing.Quiet && !atOnce { // W4
+// requestLatest returns a request for the latest version. It returns nothing if the last request was
+// sent less than Timing.Quiet ago, unless atOnce is true.
+func (p *FetchPlanner) requestLatest(epoch int64, now time.Duration, atOnce bool) []Effect {
+	if now-p.requestedAt < p.timing.Quiet && !atOnce { // W4
 		return nil
 	}
-	a.latestAt = now
-	waiting := a.versions.inPhase(announced)
+	p.requestedAt = now
+	waiting := p.versions.inPhase(announced)
 	needsLayout := waiting != nil && waiting.lacks == aLayout
-	return []Effect{Send{&Fetch{Model: a.model, Epoch: epoch, Layout: needsLayout}}}
+	return []Effect{Send{&Fetch{Model: p.model, Epoch: epoch, Layout: needsLayout}}}
 }
 
-// layout requests the layout of an announced version. (W7)
-func (a *FetchPlanner) layout(key Key, now time.Duration) []Effect {
-	a.latestAt = now
-	return []Effect{Send{&Fetch{Model: a.model, Epoch: key.Epoch, Version: key.Version, Layout: true}}}
+// requestLayout requests the layout of an announced version. (W7)
+func (p *FetchPlanner) requestLayout(key Key, now time.Duration) []Effect {
+	p.requestedAt = now
+	return []Effect{Send{&Fetch{Model: p.model, Epoch: key.Epoch, Version: key.Version, Layout: true}}}
 }
 
 // answered records that the ping sent at sentAt, and every request before it, was answered. (W12)
-func (a *FetchPlanner) answered(sentAt time.Duration) {
-	a.answers = sentAt
-	if v := a.versions.inPhase(arriving); v != nil {
+func (p *FetchPlanner) answered(sentAt time.Duration) {
+	p.answeredTo = sentAt
+	if v := p.versions.inPhase(arriving); v != nil {
 		v.transfer.answered(sentAt)
 	}
 }
 
-// due reports whether to request a layout again. The timeout is longer while the answer may still
+// isDue reports whether to request a layout again. The timeout is longer while the answer may still
 // be on its way. (W7)
-func (a *FetchPlanner) due(now time.Duration) bool {
-	patience := a.timing.Patience
-	if a.answers <= a.latestAt {
-		patience = a.timing.PatienceMax
+func (p *FetchPlanner) isDue(now time.Duration) bool {
+	timeout := p.timing.Patience
+	if p.answeredTo <= p.requestedAt {
+		timeout = p.timing.PatienceMax
 	}
-	return now-a.latestAt >= patience
+	return now-p.requestedAt >= timeout
 }
 
-// backOff postpones the retry of a version, each time for twice as long. (W36)
-func (a *FetchPlanner) backOff(key Key, now time.Duration) {
-	a.backoffPause *= 2
-	if a.backoffKey != key {
-		a.backoffPause = a.timing.Patience
+// backOff postpones a version after a failure. The delay doubles with each failure of the version.
+// (W36)
+func (p *FetchPlanner) backOff(key Key, now time.Duration) {
+	p.backoffPause *= 2
+	if p.backoffKey != key {
+		p.backoffPause = p.timing.Patience
 	}
-	if a.backoffPause > a.timing.PatienceMax {
-		a.backoffPause = a.timing.PatienceMax
+	if p.backoffPause > p.timing.PatienceMax {
+		p.backoffPause = p.timing.PatienceMax
 	}
-	a.backoffKey, a.backoffUntil = key, now+a.backoffPause
+	p.backoffKey, p.backoffUntil = key, now+p.backoffPause
 }
 
-// endBackoff ends the delay of a version that is no longer available, since an older version
-// may be the latest.
-func (a *FetchPlanner) endBackoff(key Key) {
-	if a.backoffKey == key {
-		a.backoffUntil = 0
+// endBackoff ends the delay of a version that is no longer available, since the latest version may
+// now be an older one, which must not wait.
+func (p *FetchPlanner) endBackoff(key Key) {
+	if p.backoffKey == key {
+		p.backoffUntil = 0
 	}
 }

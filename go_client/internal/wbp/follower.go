@@ -15,10 +15,11 @@ const (
 // moves the model's versions through their phases (phases.go).
 //
 // A newer version replaces an older one that is arriving. After such a replacement, the worker
-// fetches the newer version completely before it starts another one.
+// receives the newer version completely before it starts another one (mode catchingUp), so that a
+// slow worker does not replace versions forever.
 type follower struct {
 	model       string
-	opens       Opens
+	openSegment OpenSegment
 	keyring     *Keyring // nil without keys
 	shared      bool     // versions are read from shared memory; pushes are not needed
 	acceptance  acceptance
@@ -27,18 +28,18 @@ type follower struct {
 	patches     *Patches
 	epoch       int64   // the latest epoch of which bytes were written into the model
 	tornApplies int     // number of consecutive applies that failed half-way; above 0, no version runs
-	networkOnly Key     // the version to fetch although its segment is announced
-	failure     *Failed // the last failure, until another version is started
+	networkOnly Key     // the version to receive over the network although its segment is announced
+	failure     *Failed // the last failure, until another version is started; else nil
 }
 
-// newFollower returns a follower without versions. opens and keyring may be nil. patches is true to
-// accept patches.
-func newFollower(name string, model Model, bytesMax int64, timing *Timing, opens Opens, keyring *Keyring,
+// newFollower returns a follower without versions. openSegment and keyring may be nil. If patches is
+// true, the follower accepts patches.
+func newFollower(name string, model Model, bytesMax int64, timing *Timing, openSegment OpenSegment, keyring *Keyring,
 	patches bool) *follower {
 	versions := &versionStore{mode: following}
 	planner := newFetchPlanner(name, versions, timing)
 	return &follower{
-		model: name, opens: opens, keyring: keyring, versions: versions, planner: planner,
+		model: name, openSegment: openSegment, keyring: keyring, versions: versions, planner: planner,
 		acceptance: acceptance{accepts: model.Accepts, bytesMax: bytesMax, longest: model.LayoutBytes,
 			sealed: keyring != nil, accepted: map[string]bool{}},
 		patches: &Patches{model: name, versions: versions, timing: timing, accepted: patches},
@@ -56,7 +57,7 @@ func (s *follower) running() *Running {
 
 // Messages from the publisher.
 
-// announced processes an announcement. layout has the bytes of the layout, or is nil if the
+// announced handles an announcement. layout has the bytes of the layout, or is nil if the
 // announcement had none. push is true if the publisher may push the version's chunks; otherwise
 // they are fetched.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
@@ -67,7 +68,7 @@ func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Dur
 	if !s.wants(a, key) {
 		return nil
 	}
-	if layout != nil && s.acceptance.excess(a) == "" { // else begin declines the version
+	if layout != nil && s.acceptance.sizeFault(a) == "" { // otherwise begin declines the version
 		if code, wrong := s.acceptance.learn(a, layout); code != "" {
 			return s.unreadable(a, code, wrong, now)
 		}
@@ -91,7 +92,7 @@ func (s *follower) unreadable(a *Announce, code Code, wrong string, now time.Dur
 	return s.decline(s.versions.expect(a), code, wrong, now)
 }
 
-// wants reports whether to start receiving the announced version, or to start again.
+// wants reports whether to start receiving the announced version, or to start it again.
 func (s *follower) wants(a *Announce, key Key) bool {
 	if !key.Newer(s.versions.newest()) || s.versions.isRejected(key) { // W5, W15
 		return false
@@ -100,7 +101,7 @@ func (s *follower) wants(a *Announce, key Key) bool {
 		if v.Key == key && v.updateAnnouncement(a) {
 			return false
 		}
-		// If the two announcements of one version differ, one of them was damaged.
+		// If two announcements of one version differ, one of them was damaged, so start again.
 		if v.Key != key && (v.Key.Newer(key) || s.versions.mode != following) { // W8, W26
 			return false
 		}
@@ -109,24 +110,25 @@ func (s *follower) wants(a *Announce, key Key) bool {
 	return waiting == nil || !waiting.Key.Newer(key)
 }
 
-// announcedWhole processes an announcement that contains the whole version, as an announcement, one
-// chunk and an end.
+// announcedWhole handles an announcement that contains the whole version, like an announcement, one
+// chunk and an end message.
 func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
-	chunk := piece{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
+	chunk := chunkHeader{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
 	end := &End{Model: a.Model, Epoch: a.Epoch, Version: a.Version, Digest: a.Whole.Digest}
 	effects := s.announced(a, nil, true, now)
 	effects = append(effects, s.chunk(chunk, payload, nil, now, true)...)
 	return append(effects, s.end(end, now)...)
 }
 
-// renamed gives the running version the key of a newer version with the same bytes. Nothing is
-// fetched or applied. It has no effect while another version is ready or being applied.
+// renamed handles a rename: the running version gets the key of a newer version with the same bytes,
+// and nothing is fetched or applied. A rename is ignored if another version runs than it names, or
+// while a version is ready or being applied.
 func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	v, key := s.versions.inPhase(running), Key{r.Epoch, r.Version} // W25
 	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
 		return nil
 	}
-	if begun := s.versions.inPhase(arriving); begun != nil && begun.Newer(key) {
+	if arrivingVersion := s.versions.inPhase(arriving); arrivingVersion != nil && arrivingVersion.Newer(key) {
 		return nil
 	}
 	for _, older := range s.versions.all(announced, arriving, staged) {
@@ -146,9 +148,9 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	}
 	layout := s.acceptance.layout(a)
 	if layout == nil {
-		return s.planner.layout(v.Key, now)
+		return s.planner.requestLayout(v.Key, now)
 	}
-	v.knows(layout)
+	v.setLayout(layout)
 	segment := s.segment(a)
 	if segment == nil {
 		v.resolve(known)
@@ -156,14 +158,14 @@ func (s *follower) begin(v *versionEntry, now time.Duration) []Effect {
 	}
 	v.resolve(located)
 	if a.Acknowledge == "applied" && a.Commit == "auto" && len(a.Companions) == 0 { // S6
-		return s.point(v, segment, now)
+		return s.applyFromSegment(v, segment, now)
 	}
 	v.resolve(opened)
 	return s.reserve(v, segment, now)
 }
 
-// reserve takes a staging buffer for a version and starts its transfer. If no buffer is free,
-// resume starts the transfer later. segment is the shared memory that has the version, or nil.
+// reserve assigns a staging buffer to a version and starts its transfer. If no buffer is free, resume
+// starts the transfer later. segment is the shared memory that has the version, or nil.
 func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	if segment != nil {
 		defer segment.Release()
@@ -176,7 +178,7 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 	enough, err := s.versions.takeMemory(v)
 	if err != nil && s.versions.base != nil { // release the patch base to make room
 		if !s.versions.setPatchBase(nil, nil) {
-			return effects // decoded resumes the version
+			return effects // a patch needs the base: decoded resumes this version
 		}
 		enough, err = s.versions.takeMemory(v)
 	}
@@ -196,24 +198,24 @@ func (s *follower) reserve(v *versionEntry, segment Segment, now time.Duration) 
 	if a.Whole != nil {
 		return effects
 	}
-	listening := s.patches.listen(t, s.shared)
-	if len(listening) > 0 {
-		t.pull()
+	subscriptions := s.patches.listen(t, s.shared)
+	if len(subscriptions) > 0 {
+		t.pull() // chunks may have been pushed before the subscription
 	}
-	return append(append(effects, listening...), fetches(t, now)...)
+	return append(append(effects, subscriptions...), fetches(t, now)...)
 }
 
-// segment returns the opened shared memory of a version, or nil if the version must be received
-// over the network.
+// segment opens and returns the shared memory of a version, or returns nil if the version must be
+// received over the network.
 func (s *follower) segment(a *Announce) Segment {
 	if !s.shared || a.Shared == nil || s.networkOnly == (Key{a.Epoch, a.Version}) {
 		return nil
 	}
-	return s.opens(a.Shared, a.Bytes)
+	return s.openSegment(a.Shared, a.Bytes)
 }
 
-// point makes a version ready to be copied into the model directly from its segment.
-func (s *follower) point(v *versionEntry, segment Segment, now time.Duration) []Effect {
+// applyFromSegment makes a version ready that is copied into the model directly from its segment.
+func (s *follower) applyFromSegment(v *versionEntry, segment Segment, now time.Duration) []Effect {
 	for _, older := range s.versions.all(arriving, staged) {
 		s.versions.move(older, newer)
 	}
@@ -242,7 +244,7 @@ func (s *follower) changeMode(event Event, now time.Duration) []Effect {
 	return effects
 }
 
-// decline rejects a version, or drops it if a retry may help, and reports the reason.
+// decline rejects a version for good, or drops it if a retry may help, and reports the reason.
 func (s *follower) decline(v *versionEntry, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] { // W15
 		s.versions.move(v, failed)
@@ -252,28 +254,28 @@ func (s *follower) decline(v *versionEntry, code Code, text string, now time.Dur
 	return s.fail(v.Key, code, text, now)
 }
 
-// The parts of a version.
+// Chunks and ends.
 
-// A piece is a chunk of a version or a patch. Its proof is a checksum; a sealed chunk gets its
-// proof later.
-type piece struct {
+// A chunkHeader is the header of a chunk, sealed or not. Its proof is a checksum; the method chunk
+// sets the proof of a sealed chunk.
+type chunkHeader struct {
 	Key
 	index  int64
 	proof  proof
 	sealed *SealedChunk
-	patch  *PatchID // the patch of the chunk; nil for a chunk of the version itself
+	patch  *PatchID // the patch of which this is a chunk; nil for a chunk of the version itself
 }
 
-func pieceOf(c *Chunk) piece {
-	return piece{Key{c.Epoch, c.Version}, c.Index, checksum(c.CRC), nil, c.Patch}
+func chunkHeaderOf(c *Chunk) chunkHeader {
+	return chunkHeader{Key{c.Epoch, c.Version}, c.Index, checksum(c.CRC), nil, c.Patch}
 }
 
-func sealedPieceOf(c *SealedChunk) piece {
-	return piece{Key{c.Epoch, c.Version}, c.Index, nil, c, c.Patch}
+func sealedChunkHeaderOf(c *SealedChunk) chunkHeader {
+	return chunkHeader{Key{c.Epoch, c.Version}, c.Index, nil, c, c.Patch}
 }
 
-// place returns a lease to receive the payload of a chunk, or nil if the chunk is not wanted.
-func (s *follower) place(chunk piece, size int) *Lease {
+// leaseFor returns a lease to receive the payload of a chunk, or nil if the chunk is not wanted.
+func (s *follower) leaseFor(chunk chunkHeader, size int) *Lease {
 	v := s.versions.find(chunk.Key, arriving)
 	if v == nil || !v.transfer.matches(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
@@ -284,11 +286,11 @@ func (s *follower) place(chunk piece, size int) *Lease {
 			return nil
 		}
 	}
-	return v.transfer.lend(chunk.index, size, opening)
+	return v.transfer.newLease(chunk.index, size, opening)
 }
 
-// chunk processes a received chunk.
-func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+// chunk handles a received chunk.
+func (s *follower) chunk(chunk chunkHeader, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	v := s.versions.find(chunk.Key, arriving)
 	if v == nil {
 		return s.stray(chunk.Key, now)
@@ -304,15 +306,15 @@ func (s *follower) chunk(chunk piece, payload []byte, lease *Lease, now time.Dur
 		}
 		chunk.proof = opening
 	}
-	fresh := t.add(chunk.index, chunk.proof, payload, lease, now, pushed)
+	isNew := t.add(chunk.index, chunk.proof, payload, lease, now, pushed)
 	effects := fetches(t, now)
-	if fresh && pushed && t.reports(now) {
-		effects = append(effects, sayProgress(s.model, v))
+	if isNew && pushed && t.reportDue(now) {
+		effects = append(effects, progressReport(s.model, v))
 	}
-	return append(effects, s.completed(v, now)...)
+	return append(effects, s.finishIfComplete(v, now)...)
 }
 
-// end handles an End message: it has the digest of a version whose chunks were all pushed.
+// end handles an end message, which has the version's digest.
 func (s *follower) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
 	v := s.versions.find(key, arriving)
@@ -326,7 +328,7 @@ func (s *follower) end(end *End, now time.Duration) []Effect {
 	return s.advance(v, now)
 }
 
-// stray handles a chunk or end of a version that is not arriving.
+// stray handles a chunk or end message of a version that is not arriving.
 func (s *follower) stray(key Key, now time.Duration) []Effect {
 	if s.versions.inPhase(announced) != nil { // W4
 		return nil
@@ -337,12 +339,12 @@ func (s *follower) stray(key Key, now time.Duration) []Effect {
 // advance returns the fetches that are due. If the version is complete, advance also verifies and
 // stages it.
 func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
-	return append(fetches(v.transfer, now), s.completed(v, now)...)
+	return append(fetches(v.transfer, now), s.finishIfComplete(v, now)...)
 }
 
-// completed verifies and stages the version, or starts to decode its patch, once all chunks and the
-// digest have arrived.
-func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
+// finishIfComplete has no effect until all chunks and the digest have arrived. Then it verifies and
+// stages the version, or starts to decode its patch.
+func (s *follower) finishIfComplete(v *versionEntry, now time.Duration) []Effect {
 	t := v.transfer
 	switch { // W13
 	case !t.complete():
@@ -358,15 +360,16 @@ func (s *follower) completed(v *versionEntry, now time.Duration) []Effect {
 	return s.decline(v, CodeDigestMismatch, text, now)
 }
 
-// arrived stages a verified version. It commits the version unless its commit is `together`.
+// arrived stages a verified version. It also commits the version, unless the publisher will send a
+// commit (Announce.Commit is "together").
 func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	version := &StagedVersion{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
-		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
-		sayStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
+		Shared: v.shared, Patch: v.transfer.patchID(), data: v.buffer, took: v.transfer.took,
+		reportStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
 	s.versions.move(s.versions.inPhase(staged), newer)
 	s.versions.move(v, whole, version)
-	effects := sayStaged(s.model, v)
+	effects := stagedReports(s.model, v)
 	if !together {
 		effects = append(effects, s.commit(v)...)
 	}
@@ -378,7 +381,7 @@ func (s *follower) arrived(v *versionEntry, now time.Duration) []Effect {
 func (s *follower) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	t, v := job.transfer, s.versions.inPhase(arriving)
 	switch {
-	case !job.live(): // the version was replaced or aborted
+	case !job.isLive(): // the version was replaced or aborted
 		s.versions.release(t)
 		s.versions.buffers.giveBack(job.buffer)
 		return s.resume(now)
@@ -390,18 +393,18 @@ func (s *follower) decoded(job *Patching, fault string, took, now time.Duration)
 	return s.arrived(v, now)
 }
 
-// commit makes a staged version ready; if it has companions, companions.complete does so, once
-// these are here.
+// commit makes a staged version ready. If the version has companions, companions.complete makes it
+// ready later, together with these.
 func (s *follower) commit(v *versionEntry) []Effect {
 	if len(v.announce.Companions) > 0 {
-		v.hold()
+		v.awaitCompanions()
 		return nil
 	}
 	s.versions.move(v, committed)
 	return []Effect{Ready{Version: v.staged}}
 }
 
-// committed handles the publisher's commit: it makes the staged version ready.
+// committed handles the publisher's commit: it commits the staged version.
 func (s *follower) committed(c *Commit) []Effect {
 	v := s.versions.find(Key{c.Epoch, c.Version}, staged) // W14
 	if v == nil || v.staged.Digest != c.Digest {
@@ -412,27 +415,27 @@ func (s *follower) committed(c *Commit) []Effect {
 
 // aborted handles the publisher's abort: it drops the version.
 func (s *follower) aborted(key Key, now time.Duration) []Effect {
-	arrived := s.versions.find(key, arriving) != nil
+	wasArriving := s.versions.find(key, arriving) != nil
 	s.versions.move(s.versions.find(key, announced, arriving, staged), aborted) // W14
 	s.planner.endBackoff(key)
 	// The abort may have freed a buffer for a waiting version. If no version waits, a worker that
-	// is catching up, and loses the version that it catches up with, requests the latest one.
+	// was receiving this version to catch up requests the latest version instead.
 	effects := s.resume(now)
-	if arrived && len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
+	if wasArriving && len(effects) == 0 && s.versions.mode == catchingUp && s.versions.inPhase(arriving) == nil { // W26
 		return s.planner.requestLatest(key.Epoch, now, false)
 	}
 	return effects
 }
 
-// gone handles a refusal: it drops a version that the publisher no longer has. Version 0 means that
-// the publisher has no version at all.
+// gone handles a refusal of a fetch: it drops the version, which the publisher no longer has. Version
+// 0 means that the publisher has no version at all.
 func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	s.planner.endBackoff(Key{epoch, version})
 	for _, v := range s.versions.all(announced, arriving) {
-		waits := v.phase == announced // W27
-		named := version == v.Version || version == 0 && waits
-		late := epoch != 0 && epoch != v.Epoch // the refusal is about another epoch
-		if !named || late || !s.versions.move(v, gone) || waits {
+		isAnnounced := v.phase == announced // W27
+		isNamed := version == v.Version || version == 0 && isAnnounced
+		otherEpoch := epoch != 0 && epoch != v.Epoch
+		if !isNamed || otherEpoch || !s.versions.move(v, gone) || isAnnounced {
 			continue
 		}
 		if effects := s.resume(now); len(effects) > 0 {
@@ -443,12 +446,12 @@ func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	return nil
 }
 
-// prepare maps the shared memory of the next version in advance.
+// prepare handles a prepare message: it maps and prefaults the shared memory of the next version.
 func (s *follower) prepare(p *Prepare) {
 	if !s.shared || p.Bytes > s.acceptance.bytesMax {
 		return
 	}
-	if segment := s.opens(&p.Shared, p.Bytes); segment != nil { // S11
+	if segment := s.openSegment(&p.Shared, p.Bytes); segment != nil { // S11
 		segment.Prefault()
 		segment.Release()
 	}
@@ -456,9 +459,9 @@ func (s *follower) prepare(p *Prepare) {
 
 // The session.
 
-// reconnected handles the start of a session. newest is the publisher's latest version; shared is
-// true if versions are read from shared memory. If not, reconnected reserves a buffer of size
-// bytes, the expected size of versions.
+// reconnected handles the start of a session. newest is the publisher's latest version. shared is
+// true if versions are read from shared memory; if it is false, reconnected reserves a buffer of
+// size bytes, the expected size of a version.
 func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Duration) []Effect {
 	if s.shared = shared; !shared && size <= s.acceptance.bytesMax {
 		s.versions.buffers.reserve(size)
@@ -468,14 +471,14 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 		s.tornApplies = 1 // the failures of the previous session count as one
 	}
 	s.planner.reconnected()
-	effects := sayStaged(s.model, s.versions.all(ready, applying, staged)...)
+	effects := stagedReports(s.model, s.versions.all(ready, applying, staged)...)
 	return append(effects, s.planner.hearOf(newest, now)...)
 }
 
 // Applying a ready version.
 
-// taken records that an apply started.
-func (s *follower) taken(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
+// applyStarted records that an apply started.
+func (s *follower) applyStarted(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
 // applied marks a version as running, and returns the report. digest is "" if the version was not
 // hashed.
@@ -495,18 +498,18 @@ func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	return append([]Effect{s.reportRunning(v)}, s.resume(now)...)
 }
 
-// failed handles a version that could not be applied, and returns the report. If intact, the
-// previous version still runs.
+// failed handles a version that could not be applied, and returns the report. If intact is true, the
+// previous version still runs; otherwise no version runs.
 func (s *follower) failed(key Key, text string, intact bool, now time.Duration) []Effect {
 	v, event := s.versions.find(key, applying), declined // W24
 	if v == nil {
 		return nil
 	}
-	if !intact { // parts of two versions; the next attempt is fetched and verified
+	if !intact { // the memory has parts of two versions; the next attempt is fetched and verified
 		s.versions.move(s.versions.inPhase(running), torn)
 		s.versions.setPatchBase(nil, nil)
 		s.networkOnly = key
-		s.reaches(key)
+		s.raiseEpoch(key)
 		if s.tornApplies++; s.tornApplies < appliesMax {
 			event = torn
 		}
@@ -515,9 +518,9 @@ func (s *follower) failed(key Key, text string, intact bool, now time.Duration) 
 	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
-// failedBeside handles a version that was not applied because a companion failed, and returns the
-// report. again is true if the version is received again with its companion.
-func (s *follower) failedBeside(key Key, text string, intact, again bool, now time.Duration) []Effect {
+// failedWithCompanion handles a version that was not applied because a companion failed, and returns
+// the report. again is true if the worker should receive the version again with its companion.
+func (s *follower) failedWithCompanion(key Key, text string, intact, again bool, now time.Duration) []Effect {
 	if !again {
 		return withoutRejected(s.failed(key, text, intact, now))
 	}
@@ -527,7 +530,7 @@ func (s *follower) failedBeside(key Key, text string, intact, again bool, now ti
 	return append(withoutRejected(s.fail(key, CodeNoMemory, text, now)), s.resume(now)...)
 }
 
-// withoutRejected returns the effects without reports to the user.
+// withoutRejected returns the effects without Rejected, the reports to the user.
 func withoutRejected(effects []Effect) []Effect {
 	var others []Effect
 	for _, effect := range effects {
@@ -539,7 +542,7 @@ func withoutRejected(effects []Effect) []Effect {
 }
 
 // gotStale drops a version that was overwritten in shared memory, and requests the latest version.
-// (S5)
+// If that is still the dropped version, it is received over the network. (S5)
 func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	if !s.versions.move(s.versions.find(key, applying), stale) {
 		return nil
@@ -548,18 +551,18 @@ func (s *follower) gotStale(key Key, now time.Duration) []Effect {
 	return s.planner.requestLatest(key.Epoch, now, true)
 }
 
-// reportRunning records that a version runs, and returns the report.
+// reportRunning records that a version runs, and returns the Applied report.
 func (s *follower) reportRunning(v *versionEntry) Effect {
 	s.tornApplies = 0
-	s.reaches(v.Key)
+	s.raiseEpoch(v.Key)
 	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(v.Key) { // W17
 		s.failure = nil
 	}
-	return sayApplied(s.model, v)
+	return appliedReport(s.model, v)
 }
 
-// reaches raises the epoch to that of a version of which bytes were written into the model.
-func (s *follower) reaches(key Key) {
+// raiseEpoch raises s.epoch to the epoch of a version of which bytes were written into the model.
+func (s *follower) raiseEpoch(key Key) {
 	if key.Epoch > s.epoch {
 		s.epoch = key.Epoch
 	}
@@ -573,23 +576,23 @@ func (s *follower) forgetFailure() {
 	}
 }
 
-// fail returns the effects that report a failed version: one to the publisher, one to the user. If
-// a retry may help, it postpones the version.
+// fail records a failed version, and returns its reports: one to the publisher, one to the user. If a
+// retry may help, it postpones the version.
 func (s *follower) fail(key Key, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] {
 		s.planner.backOff(key, now)
 	}
-	text = atMost(text, TextMax)
+	text = truncate(text, TextMax)
 	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
-	return append(s.sayFailure(), Rejected{s.model, key, code, text})
+	return append(s.failureReport(), Rejected{s.model, key, code, text})
 }
 
-// sayFailure returns the report of the last failure, or nothing if the failure was cleared.
-func (s *follower) sayFailure() []Effect {
+// failureReport returns the report of the last failure, or nothing if there is none to report.
+func (s *follower) failureReport() []Effect {
 	if s.failure == nil {
 		return nil
 	}
-	return []Effect{sayFailed(s.failure, s.tornApplies == 0)}
+	return []Effect{failedReport(s.failure, s.tornApplies == 0)}
 }
 
 // dropped drops a version that was replaced by a newer one before it was applied.
@@ -621,10 +624,10 @@ func (s *follower) resume(now time.Duration) []Effect {
 // tick returns the requests that are due, and declines a version that makes no progress.
 func (s *follower) tick(now time.Duration) []Effect {
 	if v := s.versions.inPhase(arriving); v != nil {
-		if v.transfer.hopeless() && v.transfer.patch != nil {
+		if v.transfer.isExhausted() && v.transfer.patch != nil {
 			return s.patches.giveUp(v, "nothing more of it comes", now)
 		}
-		if v.transfer.hopeless() { // W12
+		if v.transfer.isExhausted() { // W12
 			return s.decline(v, CodeDigestMismatch, nothingFits, now)
 		}
 		return s.advance(v, now)
@@ -633,14 +636,14 @@ func (s *follower) tick(now time.Duration) []Effect {
 	if v == nil || v.lacks != aLayout {
 		return s.resume(now)
 	}
-	if !s.planner.due(now) {
+	if !s.planner.isDue(now) {
 		return nil
 	}
 	return s.begin(v, now)
 }
 
-// repeat returns all current reports again, in case one was lost.
-func (s *follower) repeat() []Effect { return standing(s.model, s.versions, s.sayFailure()) } // W17
+// repeat returns all current reports again, in case an earlier one was lost.
+func (s *follower) repeat() []Effect { return currentReports(s.model, s.versions, s.failureReport()) } // W17
 
 // ControlTopic returns the topic of a model's announcements, ends and beacons.
 func ControlTopic(model string) string { return model + "/ctl" }

@@ -205,7 +205,7 @@ func fuzzedMachine(keyed bool) *WorkerMachine {
 func feed(t *testing.T, m *WorkerMachine, how byte, frames [][]byte, now time.Duration) {
 	var lease *Lease
 	if how&4 != 0 && len(frames) > 1 && len(frames[1]) > 0 {
-		if lease = m.Place(frames[0], len(frames[1])); lease != nil {
+		if lease = m.LeaseFor(frames[0], len(frames[1])); lease != nil {
 			lease.Received(copy(lease.Room(), frames[1]))
 			if how&8 != 0 {
 				m.Tick(now) // between the parts of a payload
@@ -232,7 +232,7 @@ func feed(t *testing.T, m *WorkerMachine, how byte, frames [][]byte, now time.Du
 				t.Fatalf("%d bytes of %d", len(v.data), v.Layout.Bytes)
 			}
 			if how>>6 < 2 {
-				m.Taken(v)
+				m.ApplyStarted(v)
 			}
 			switch how >> 6 {
 			case 0:

@@ -44,8 +44,8 @@ type ProtocolError struct {
 
 func (e *ProtocolError) Error() string { return string(e.Code) + ": " + e.Text }
 
-// incoming is a message that a publisher sends: the function that reads its fields, and how many
-// payload frames may follow.
+// incoming describes a kind of message that a publisher sends: the function that reads the fields,
+// and how many payload frames may follow the header.
 type incoming struct {
 	read      func(*fields) Message
 	low, high int
@@ -66,7 +66,7 @@ func Decode(header []byte, payloads int) (Message, error) {
 	kind := required(f, "type", text(HeaderBytesMax))
 	message, ok := fromPublisher[kind]
 	if !ok {
-		f.failf("type %.40q is none that a publisher sends", kind)
+		f.failf("no publisher sends a message of type %.40q", kind)
 	}
 	if f.err != nil {
 		return nil, &ProtocolError{CodeMalformed, f.err.Error()}
@@ -84,8 +84,8 @@ func Decode(header []byte, payloads int) (Message, error) {
 	return m, nil
 }
 
-// fields is a parsed JSON object: the text of each value by key, and the first error in reading
-// fields.
+// fields is a parsed JSON object: the text of each value by key, and the first error that occurred
+// when values were read.
 type fields struct {
 	raw map[string][]byte
 	err error
@@ -105,7 +105,7 @@ func readFields(text []byte) (*fields, error) {
 	s, f := &scanner{text: text}, &fields{raw: map[string][]byte{}}
 	err := s.object(func(key string) error {
 		if _, twice := f.raw[key]; twice {
-			return s.fail(fmt.Sprintf("%.40q stands twice", key))
+			return s.fail(fmt.Sprintf("the field %.40q appears twice", key))
 		}
 		value, err := s.value(1)
 		f.raw[key] = value
@@ -117,7 +117,7 @@ func readFields(text []byte) (*fields, error) {
 	return f, err
 }
 
-// protocol returns the integer in field wbp as text; "0" if the field is missing.
+// protocol returns the text of field wbp, which must be an integer; "0" if the field is missing.
 func (f *fields) protocol() (string, error) {
 	raw, ok := f.raw["wbp"]
 	if !ok {
@@ -141,7 +141,8 @@ func (f *fields) failf(format string, args ...interface{}) {
 	}
 }
 
-// required returns the value of key.
+// required returns the value of key, read by the function read. It records an error if the key is
+// missing or the value is invalid.
 func required[T any](f *fields, key string, read func(raw []byte) (T, error)) T {
 	value, err := read(f.raw[key])
 	if err != nil {
@@ -150,16 +151,16 @@ func required[T any](f *fields, key string, read func(raw []byte) (T, error)) T 
 	return value
 }
 
-// optional returns the value of key, or otherwise if the key is missing.
-func optional[T any](f *fields, key string, otherwise T, read func(raw []byte) (T, error)) T {
+// optional is like required, but returns fallback if the key is missing.
+func optional[T any](f *fields, key string, fallback T, read func(raw []byte) (T, error)) T {
 	if _, ok := f.raw[key]; !ok {
-		return otherwise
+		return fallback
 	}
 	return required(f, key, read)
 }
 
-// These functions read the text of a value, or return one that does. The text is that of one valid
-// value, or empty if the field is missing.
+// Each function below reads a value from its JSON text, or returns a function that does. The text is
+// one valid JSON value, or empty if the field is missing.
 
 func integer(low, high int64) func([]byte) (int64, error) {
 	return func(raw []byte) (int64, error) {
@@ -314,7 +315,7 @@ func mapOf[T any](most int, isKey func(string) bool, read func([]byte) (T, error
 	}
 }
 
-// shortTo reports whether a text has at most `most` characters.
+// shortTo returns a function that reports whether a text has at most `most` characters.
 func shortTo(most int) func(string) bool {
 	return func(text string) bool { return utf8.RuneCountInString(text) <= most }
 }

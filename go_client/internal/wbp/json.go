@@ -7,18 +7,18 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner is a strict one-pass parser of JSON (RFC 8259). encoding/json would accept field names
-// in any case, keep the last of two equal keys, replace invalid UTF-8 and lone surrogates, and nest
-// as deep as the stack allows. So two readers of the same bytes could disagree.
+// A scanner is a strict one-pass parser of JSON (RFC 8259). Package encoding/json is too lenient: it
+// ignores the case of field names, keeps the last of two equal keys, and replaces invalid UTF-8 and
+// lone surrogates. So two readers of the same bytes could disagree.
 //
-// The text must be valid UTF-8. The caller checks that once for the whole text.
+// The text must be valid UTF-8. The caller checks the whole text once.
 type scanner struct {
 	text []byte
 	at   int
 }
 
 func (s *scanner) fail(what string) error {
-	return fmt.Errorf("no JSON at byte %d: %s", s.at, what)
+	return fmt.Errorf("invalid JSON at byte %d: %s", s.at, what)
 }
 
 // next skips white space and returns the next byte without consuming it; 0 at the end.
@@ -116,7 +116,7 @@ func (s *scanner) string() (string, error) {
 	return "", s.fail("a string without end")
 }
 
-// escaped reads the rest of a string from its first escape on; out has the text before that.
+// escaped reads the rest of a string, from its first escape on. out has the text before the escape.
 func (s *scanner) escaped(out []byte) (string, error) {
 	for s.at < len(s.text) {
 		c := s.text[s.at]
@@ -143,7 +143,7 @@ var escapes = map[byte]rune{
 	'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t',
 }
 
-// escape reads an escape after its backslash.
+// escape reads the part of an escape after the backslash.
 func (s *scanner) escape() (rune, error) {
 	if s.at >= len(s.text) {
 		return 0, s.fail("a string without end")
@@ -202,7 +202,7 @@ func hexDigit(c byte) (byte, bool) {
 	return 0, false
 }
 
-// value skips one value of any type, at this depth of nesting, and returns its text.
+// value skips one value of any type, and returns its text. depth is the number of brackets around it.
 func (s *scanner) value(depth int) ([]byte, error) {
 	first := s.next()
 	begin := s.at
@@ -233,7 +233,7 @@ func (s *scanner) word() error {
 		return nil
 	}
 	s.at = begin
-	return s.fail("no value")
+	return s.fail("not a JSON value")
 }
 
 func isWord(c byte) bool {
@@ -250,7 +250,7 @@ func isNumber(word []byte) bool {
 		word = word[n:]
 		return n > 0
 	}
-	starts := func(set string) bool {
+	skip := func(set string) bool { // skips one character of the set
 		for i := 0; i < len(set); i++ {
 			if len(word) > 0 && word[0] == set[i] {
 				word = word[1:]
@@ -259,15 +259,15 @@ func isNumber(word []byte) bool {
 		}
 		return false
 	}
-	starts("-")
-	if !starts("0") && !digits() {
+	skip("-")
+	if !skip("0") && !digits() {
 		return false
 	}
-	if starts(".") && !digits() {
+	if skip(".") && !digits() {
 		return false
 	}
-	if starts("eE") {
-		starts("+-")
+	if skip("eE") {
+		skip("+-")
 		if !digits() {
 			return false
 		}
@@ -285,12 +285,12 @@ func (s *scanner) integer() (int64, error) {
 	n, ok := integerOf(s.text[begin:s.at])
 	if !ok {
 		s.at = begin
-		return 0, s.fail("no integer from 0 to 2^53-1")
+		return 0, s.fail("not an integer from 0 to 2^53-1")
 	}
 	return n, nil
 }
 
-// integerOf returns the value of a word that is an integer from 0 to IntegerMax; else false.
+// integerOf returns the value of a word, and whether it is an integer from 0 to IntegerMax.
 func integerOf(word []byte) (int64, bool) {
 	for _, c := range word {
 		if c < '0' || c > '9' {

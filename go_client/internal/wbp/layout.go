@@ -55,7 +55,7 @@ type Layout struct {
 	size     int              // bytes of the layout itself
 }
 
-const prefixBytes = 8 // with the length of the rest
+const prefixBytes = 8 // of the length of the JSON
 
 // errTooManyNames means that a layout has more names than the limit allows.
 var errTooManyNames = errors.New("more names of tensors and metadata than this worker has memory for")
@@ -73,8 +73,8 @@ func ParseLayout(bytes []byte) (*Layout, error) { return parseLayout(bytes, math
 func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
 	if len(bytes) < prefixBytes || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) ||
 		len(bytes) > LayoutBytesMax+prefixBytes { // L1
-		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
-			"at most %d", len(bytes), LayoutBytesMax+prefixBytes)
+		return nil, fmt.Errorf("a layout of %d bytes: its first 8 bytes must have the length of the others, "+
+			"and it may have at most %d bytes", len(bytes), LayoutBytesMax+prefixBytes)
 	}
 	text := bytes[8:]
 	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) { // L2
@@ -84,10 +84,10 @@ func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
 	if err := l.read(&scanner{text: text}, namesMax); err != nil {
 		return nil, err
 	}
-	if err := l.place(); err != nil {
+	if err := l.sortByPosition(); err != nil {
 		return nil, err
 	}
-	if err := l.name(); err != nil {
+	if err := l.indexNames(); err != nil {
 		return nil, err
 	}
 	id := sha256.Sum256(bytes)
@@ -95,7 +95,7 @@ func parseLayout(bytes []byte, namesMax int64) (*Layout, error) {
 	return l, nil
 }
 
-// read parses the JSON.
+// read parses the JSON into Tensors and Metadata.
 func (l *Layout) read(s *scanner, namesMax int64) error {
 	seen := map[string]struct{}{}
 	err := s.object(func(key string) error {
@@ -103,7 +103,7 @@ func (l *Layout) read(s *scanner, namesMax int64) error {
 			return errTooManyNames
 		}
 		if _, twice := seen[key]; twice { // L3
-			return s.fail(fmt.Sprintf("%.40q stands twice", key))
+			return s.fail(fmt.Sprintf("the key %.40q appears twice", key))
 		}
 		seen[key] = struct{}{}
 		if key == "__metadata__" {
@@ -128,7 +128,7 @@ func (l *Layout) readMetadata(s *scanner, namesMax int64) error {
 			return errTooManyNames
 		}
 		if _, twice := l.Metadata[key]; twice {
-			return s.fail(fmt.Sprintf("%.40q stands twice", key))
+			return s.fail(fmt.Sprintf("the metadata key %.40q appears twice", key))
 		}
 		text, err := s.string()
 		l.Metadata[key] = text
@@ -143,7 +143,7 @@ func readSpec(s *scanner, name string) (Spec, error) {
 	seen := 0 // a bit for each field
 	field := func(bit int) error {
 		if seen&bit != 0 {
-			return s.fail("a field stands twice")
+			return s.fail("a field appears twice")
 		}
 		seen |= bit
 		return nil
@@ -191,8 +191,9 @@ func (s *scanner) integers(most int) ([]int64, error) {
 	return list, err
 }
 
-// place sorts the tensors by position, and returns an error unless they are contiguous.
-func (l *Layout) place() error {
+// sortByPosition sorts the tensors by position. It returns an error unless their dtypes and shapes
+// are valid and they are contiguous.
+func (l *Layout) sortByPosition() error {
 	sort.SliceStable(l.Tensors, func(i, j int) bool {
 		a, b := &l.Tensors[i], &l.Tensors[j]
 		return a.Begin < b.Begin || a.Begin == b.Begin && a.End < b.End
@@ -201,7 +202,7 @@ func (l *Layout) place() error {
 		spec := &l.Tensors[i]
 		size, ok := TensorBytes(spec.DType, spec.Shape)
 		if !ok { // L5, L6
-			return fmt.Errorf("tensor %.40q: %.40q %s is not a dtype and shape of a layout", spec.Name, spec.DType,
+			return fmt.Errorf("tensor %.40q: %.40q %s is not a valid dtype and shape", spec.Name, spec.DType,
 				ShapeText(spec.Shape))
 		}
 		if spec.Begin != l.Bytes || spec.End-spec.Begin != size { // L7, L8
@@ -213,21 +214,21 @@ func (l *Layout) place() error {
 	return nil
 }
 
-// name fills the tables of names and aliases. A metadata entry is an alias exactly if its value
-// names a tensor and its key does not.
-func (l *Layout) name() error {
+// indexNames fills the tables of names and aliases, and orders the tensors. A metadata entry is an
+// alias if its value names a tensor and its key does not.
+func (l *Layout) indexNames() error {
 	l.byName = make(map[string]*Spec, len(l.Tensors))
 	for i := range l.Tensors {
 		l.byName[l.Tensors[i].Name] = &l.Tensors[i]
 	}
-	for alias, kept := range l.Metadata {
+	for alias, original := range l.Metadata {
 		_, isTensor := l.byName[alias]
-		if _, known := l.byName[kept]; known && !isTensor {
-			l.Aliases[alias] = kept
+		if _, known := l.byName[original]; known && !isTensor {
+			l.Aliases[alias] = original
 		}
 	}
-	for alias, kept := range l.Aliases {
-		l.byName[alias] = l.byName[kept]
+	for alias, original := range l.Aliases {
+		l.byName[alias] = l.byName[original]
 	}
 	l.order()
 	for name := range l.byName {
@@ -238,19 +239,19 @@ func (l *Layout) name() error {
 	return nil
 }
 
-// orderText is the metadata key of the order in which the publisher's model has the names. Its text
-// has one index for each name, into the list of all tensors by position followed by the sorted
-// aliases.
-const orderText = "weightbus.order"
+// orderKey is the metadata key of the order in which the publisher's model has the names. The value
+// has one index for each name, separated by commas. It is an index into the list of all tensors by
+// position, followed by the sorted aliases.
+const orderKey = "weightbus.order"
 
-// order lists the tensors in the order of the publisher's model, or by position if there is no
-// valid order text.
+// order lists the tensors in the order of the publisher's model, or by position if the metadata has
+// no valid order.
 func (l *Layout) order() {
 	for i := range l.Tensors {
 		l.inOrder = append(l.inOrder, &l.Tensors[i])
 	}
-	text, present := l.Metadata[orderText]
-	if _, alias := l.Aliases[orderText]; !present || alias {
+	text, hasOrder := l.Metadata[orderKey]
+	if _, isAlias := l.Aliases[orderKey]; !hasOrder || isAlias {
 		return
 	}
 	words, seen := strings.Split(text, ","), make([]bool, len(l.byName))
@@ -261,7 +262,7 @@ func (l *Layout) order() {
 			return
 		}
 		seen[at] = true
-		if at < len(l.Tensors) { // others are aliases
+		if at < len(l.Tensors) { // larger indices are aliases
 			ordered = append(ordered, &l.Tensors[at])
 		}
 	}

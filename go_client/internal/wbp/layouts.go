@@ -6,18 +6,18 @@ import (
 )
 
 const (
-	layoutsKept      = 4       // cached layouts of a model, for models that alternate
-	layoutsBytesKept = 1 << 22 // bytes of the cached layouts except the last; in memory they need some ten times as much
-	raise            = "raise its BytesMax if that is meant"
+	layoutsKept      = 4       // number of cached layouts of a model, for publishers that alternate between layouts
+	layoutsBytesKept = 1 << 22 // bytes of several cached layouts; parsed, they need some ten times as much memory
+	raiseHint        = "raise its BytesMax if that is meant"
 )
 
 // An acceptance checks whether a worker can accept an announced version, and caches the latest
 // layouts of one model.
 type acceptance struct {
 	accepts  func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
-	bytesMax int64                       // the largest version to accept
+	bytesMax int64                       // size of the largest version to accept
 	longest  int64                       // size of the largest layout of the registered tensors; 0 if unknown
-	sealed   bool                        // versions must be sealed; else in the clear
+	sealed   bool                        // versions must be sealed; otherwise they must be in the clear
 	layouts  []*Layout
 	accepted map[string]bool // ids of known layouts that can be applied
 }
@@ -32,8 +32,8 @@ func (c *acceptance) layout(a *Announce) *Layout {
 	return nil
 }
 
-// learn parses and stores the layout of an announcement. On failure it returns a code and the
-// reason.
+// learn parses and stores the layout of an announcement. If the layout is invalid, it returns a code
+// and the reason; otherwise both are empty.
 func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	if int64(len(bytes)) != a.LayoutBytes {
 		return CodeLayoutInvalid, fmt.Sprintf("the layout has %d bytes, but %d were announced", len(bytes), a.LayoutBytes)
@@ -41,7 +41,7 @@ func (c *acceptance) learn(a *Announce, bytes []byte) (code Code, text string) {
 	layout, err := parseLayout(bytes, c.namesMax())
 	switch {
 	case errors.Is(err, errTooManyNames):
-		return CodeTooLarge, fmt.Sprintf("a layout of %v, which are %d: %s", err, c.namesMax(), raise)
+		return CodeTooLarge, fmt.Sprintf("a layout of %v; the limit is %d: %s", err, c.namesMax(), raiseHint)
 	case err != nil:
 		return CodeLayoutInvalid, err.Error()
 	case layout.ID != a.Layout:
@@ -75,18 +75,18 @@ func (c *acceptance) keep(layout *Layout) {
 	}
 }
 
-// excess returns the reason that a version or its layout is too large; "" if both have allowed
-// sizes.
-func (c *acceptance) excess(a *Announce) string {
-	room := c.bytesMax
-	if room < LayoutBytesGuaranteed {
-		room = LayoutBytesGuaranteed
+// sizeFault returns the reason why a version or its layout is too large; "" if both sizes are
+// allowed.
+func (c *acceptance) sizeFault(a *Announce) string {
+	layoutMax := c.bytesMax
+	if layoutMax < LayoutBytesGuaranteed {
+		layoutMax = LayoutBytesGuaranteed
 	}
 	switch {
 	case a.Bytes > c.bytesMax:
-		return fmt.Sprintf("%d bytes; this worker accepts at most %d: %s", a.Bytes, c.bytesMax, raise)
-	case a.LayoutBytes > prefixBytes+room:
-		return fmt.Sprintf("a layout of %d bytes; this worker accepts at most %d: %s", a.LayoutBytes, room, raise)
+		return fmt.Sprintf("%d bytes; this worker accepts at most %d: %s", a.Bytes, c.bytesMax, raiseHint)
+	case a.LayoutBytes > prefixBytes+layoutMax:
+		return fmt.Sprintf("a layout of %d bytes; this worker accepts at most %d: %s", a.LayoutBytes, layoutMax, raiseHint)
 	case c.longest > 0 && a.LayoutBytes > prefixBytes+c.longest:
 		return fmt.Sprintf("a layout of %d bytes; of this worker's model none has more than %d: do the names of its tensors differ?",
 			a.LayoutBytes, c.longest)
@@ -94,29 +94,29 @@ func (c *acceptance) excess(a *Announce) string {
 	return ""
 }
 
-// allowsPayload reports whether a payload of size bytes, the layout or the whole version, is allowed
-// with an announcement.
+// allowsPayload reports whether an announcement's payload, which is the layout or the whole version,
+// may have size bytes.
 func (c *acceptance) allowsPayload(a *Announce, size int) bool {
 	expected := a.LayoutBytes
 	if a.Whole != nil {
 		expected = a.Bytes
 	}
-	return int64(size) == expected && c.excess(a) == ""
+	return int64(size) == expected && c.sizeFault(a) == ""
 }
 
-// fault returns a code and a text with the reason that a version cannot be accepted. Both are empty
-// if no reason is known yet.
+// fault returns a code and the reason why a version cannot be accepted. Both are empty if the version
+// can be accepted, or if its layout is not known yet and nothing else is wrong.
 func (c *acceptance) fault(a *Announce) (code Code, text string) {
-	layout, excess := c.layout(a), c.excess(a)
+	layout, tooLarge := c.layout(a), c.sizeFault(a)
 	switch { // W6
 	case a.Encoding != "raw":
-		return CodeUnsupported, fmt.Sprintf("encoding %q; this worker takes \"raw\"", a.Encoding)
+		return CodeUnsupported, fmt.Sprintf("encoding %q; this worker accepts \"raw\"", a.Encoding)
 	case c.sealed && (a.Encryption == nil || *a.Encryption != AES256GCM): // E1
-		return CodeUnsupported, fmt.Sprintf("encryption %s; this worker has keys, and takes %q alone", orNull(a.Encryption), AES256GCM)
+		return CodeUnsupported, fmt.Sprintf("encryption %s; this worker has keys, and accepts only %q", orNull(a.Encryption), AES256GCM)
 	case !c.sealed && a.Encryption != nil:
-		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker has no keys, and takes none", *a.Encryption)
-	case excess != "":
-		return CodeTooLarge, excess
+		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker has no keys, and accepts only versions in the clear", *a.Encryption)
+	case tooLarge != "":
+		return CodeTooLarge, tooLarge
 	case a.Bytes > ChunksMax*a.ChunkBytes:
 		return CodeTooManyChunks, fmt.Sprintf("%d bytes in chunks of %d are more than %d chunks", a.Bytes,
 			a.ChunkBytes, ChunksMax)

@@ -16,55 +16,56 @@ type Model struct {
 
 // A WorkerMachine is the state machine of one worker.
 //
-// The session of the worker has the state outside (no session), probing or inside (phases.go).
-// Inside, each message goes to the follower of its model. Outside, the worker keeps its staged and
-// running versions and repeats hello, so that it rejoins a publisher that restarts.
+// Its session is in one of the states outside (no session), probing (whether the publisher's shared
+// memory can be read) and inside (tables.go). Inside, each message goes to the follower of its
+// model. Outside, the worker keeps its staged and running versions and repeats hello, so that it
+// rejoins a publisher that restarts.
 type WorkerMachine struct {
-	Malformed int // number of malformed messages, which were dropped
+	Malformed int // number of dropped malformed messages
 
 	identity        Identity
 	timing          Timing
 	followers       map[string]*follower
 	models          map[string]Model
-	opens           Opens
+	openSegment     OpenSegment
 	keyring         *Keyring // nil without keys
 	session         State
 	epoch           int64
 	ages            ages
-	shared          bool // the publisher's shared memory can be read
-	data            string
-	subscribed      bool // a published message arrived in this session
-	heardAt         time.Duration
+	shared          bool          // the publisher's shared memory can be read
+	data            string        // the data endpoint; "" before the first welcome from an address
+	subscribed      bool          // a published message arrived in this session
+	heardAt         time.Duration // when the last message of this session was received
 	answeredAt      time.Duration // when the last control message was received
 	helloAt         time.Duration
 	unansweredSince time.Duration // when the first unanswered hello was sent; never if there is none
-	unheardSince    time.Duration // start of a session without published messages; else never
+	unheardSince    time.Duration // start of the session; never once a message was published or Unheard returned
 	pingedAt        time.Duration
 	pingEvery       time.Duration
 	spare           []byte // reusable memory for payloads of announcements
 }
 
-const spareMax = 1 << 20 // bytes of spare
+const spareMax = 1 << 20 // largest size in bytes of memory that is kept as spare
 
 // NewWorkerMachine returns a machine without a session. If opens is nil, the shared-memory
 // transport is disabled.
-func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *WorkerMachine {
+func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, openSegment OpenSegment) *WorkerMachine {
 	m := &WorkerMachine{
-		identity: id, models: models, timing: timing, followers: map[string]*follower{}, opens: opens, ages: ages{}, session: outside,
+		identity: id, models: models, timing: timing, followers: map[string]*follower{}, openSegment: openSegment, ages: ages{}, session: outside,
 		helloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if id.Keyed {
 		m.keyring = NewKeyring()
 	}
 	for name, model := range models {
-		m.followers[name] = newFollower(name, model, bytesMax, &m.timing, m.opens, m.keyring, id.Patches)
+		m.followers[name] = newFollower(name, model, bytesMax, &m.timing, m.openSegment, m.keyring, id.Patches)
 	}
 	return m
 }
 
-// completed adds the effect that hands over committed versions whose companions are here, if there
-// are any.
-func (m *WorkerMachine) completed(effects []Effect) []Effect {
+// withCompanions appends the effect that hands over committed versions that lack no companion, if
+// there are any.
+func (m *WorkerMachine) withCompanions(effects []Effect) []Effect {
 	return append(effects, companions{m.followers}.complete()...)
 }
 
@@ -76,7 +77,7 @@ func (m *WorkerMachine) changeSession(event Event) {
 	}
 }
 
-// Received messages.
+// Messages from the publisher.
 
 // Receive processes a message of the control channel. It drops and counts a malformed message.
 func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
@@ -86,7 +87,7 @@ func (m *WorkerMachine) Receive(frames [][]byte, lease *Lease, now time.Duration
 // ReceivePublished processes a published message. The first frame is the topic.
 func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	if !m.inSession() || len(frames) == 0 {
-		m.takeBack(lease)
+		m.endLease(lease)
 		return nil
 	}
 	var effects []Effect
@@ -97,10 +98,10 @@ func (m *WorkerMachine) ReceivePublished(frames [][]byte, lease *Lease, now time
 	return append(effects, m.receive(frames[1:], lease, now, true)...)
 }
 
-// Place returns a lease to receive a payload of this size, given its header. It returns nil if the
-// payload is not wanted: the caller then drops the payload and passes an empty one to the machine
-// with the message.
-func (m *WorkerMachine) Place(header []byte, size int) *Lease {
+// LeaseFor returns a lease to receive a payload of size bytes, given the message's header. It returns
+// nil if the payload is not wanted: the caller then drops the payload, and passes the message to the
+// machine with an empty payload.
+func (m *WorkerMachine) LeaseFor(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
 	if err != nil || !m.inSession() {
 		return nil
@@ -111,23 +112,23 @@ func (m *WorkerMachine) Place(header []byte, size int) *Lease {
 	switch message := message.(type) {
 	case *Chunk:
 		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch {
-			return s.place(pieceOf(message), size)
+			return s.leaseFor(chunkHeaderOf(message), size)
 		}
 	case *SealedChunk:
 		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && m.keyring != nil {
-			return s.place(sealedPieceOf(message), size)
+			return s.leaseFor(sealedChunkHeaderOf(message), size)
 		}
 	case *Announce:
 		if s := m.followers[message.Model]; s != nil && message.Epoch == m.epoch && s.acceptance.allowsPayload(message, size) {
-			return m.lend(size)
+			return m.leaseSpare(size)
 		}
 	}
 	return nil
 }
 
-// lend returns a lease of size bytes for the payload of an announcement, with room for an
-// authentication tag after the bytes. takeBack ends the lease once the message was processed.
-func (m *WorkerMachine) lend(size int) *Lease {
+// leaseSpare returns a lease of size bytes for the payload of an announcement, with room for an
+// authentication tag after the bytes. endLease must be called once the message was processed.
+func (m *WorkerMachine) leaseSpare(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
 	if cap(memory) < size+TagBytes {
@@ -136,9 +137,9 @@ func (m *WorkerMachine) lend(size int) *Lease {
 	return &Lease{view: memory[:size]}
 }
 
-// takeBack ends a lease after its message was processed. It cancels an unused lease of a transfer,
-// and keeps the memory of a lease from lend for reuse.
-func (m *WorkerMachine) takeBack(lease *Lease) {
+// endLease ends a lease after its message was processed. It cancels an unused lease of a transfer,
+// and keeps the memory of a lease from leaseSpare for reuse.
+func (m *WorkerMachine) endLease(lease *Lease) {
 	switch {
 	case lease == nil:
 	case lease.owner != nil:
@@ -149,7 +150,7 @@ func (m *WorkerMachine) takeBack(lease *Lease) {
 }
 
 func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
-	defer m.takeBack(lease)
+	defer m.endLease(lease)
 	if len(frames) == 0 {
 		m.Malformed++
 		return nil
@@ -201,40 +202,41 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 		return nil
 	}
 	if s := m.followers[model]; s != nil {
-		payloads, sound := m.opened(message, frames[1:])
-		if !sound {
+		payloads, authentic := m.decryptPayload(message, frames[1:])
+		if !authentic {
 			return nil // the version is fetched later (E4)
 		}
-		return m.completed(s.receive(message, payloads, lease, now, pushed || m.whole(message)))
+		return m.withCompanions(s.receive(message, payloads, lease, now, pushed || m.isWholeVersion(message)))
 	}
 	return nil
 }
 
-// ignores reports whether to ignore a message: nil, a sealed message if this worker has no keys, or
-// a chunk in the clear if the worker has keys. (E1) A pushed sealed chunk of a version that is not
-// arriving is also ignored, since the chunk's header is not authenticated. (E4)
+// ignores reports whether to ignore a message: a message that was not decrypted, a sealed message or
+// a rekey if this worker has no keys, and a chunk in the clear if it has keys. (E1) A pushed sealed
+// chunk of a version that is not arriving is also ignored, since its header is not authenticated.
+// (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
-	case nil, *SealedMessage: // Keyring.Published did not open it
+	case nil, *SealedMessage: // Keyring.Published did not decrypt it
 		return true
 	case *Chunk:
 		return m.keyring != nil
 	case *SealedChunk:
-		return m.keyring == nil || pushed && !m.arrives(message)
+		return m.keyring == nil || pushed && !m.isArriving(message)
 	case *Rekey:
 		return m.keyring == nil
 	}
 	return false
 }
 
-func (m *WorkerMachine) arrives(chunk *SealedChunk) bool {
+func (m *WorkerMachine) isArriving(chunk *SealedChunk) bool {
 	s := m.followers[chunk.Model]
 	return s != nil && s.versions.find(Key{chunk.Epoch, chunk.Version}, arriving) != nil
 }
 
-// opened returns the payloads of a message, decrypted if the message is a sealed announcement.
-// sound is false if the announcement's layout is not authentic.
-func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
+// decryptPayload returns the payloads of a message, decrypted if the message is a sealed
+// announcement. authentic is false if the announcement's layout is not authentic.
+func (m *WorkerMachine) decryptPayload(message Message, payloads [][]byte) (plain [][]byte, authentic bool) {
 	a, ok := message.(*Announce)
 	if !ok || m.keyring == nil || len(payloads) == 0 {
 		return payloads, true
@@ -245,13 +247,13 @@ func (m *WorkerMachine) opened(message Message, payloads [][]byte) (opened [][]b
 		}
 		return [][]byte{nil}, true
 	}
-	plain, sound := m.keyring.payload(a, payloads[0])
-	return [][]byte{plain}, sound
+	bytes, authentic := m.keyring.payload(a, payloads[0])
+	return [][]byte{bytes}, authentic
 }
 
-// whole reports whether a message contains a whole version. Such a message counts as pushed, even
-// if it came on the control channel.
-func (m *WorkerMachine) whole(message Message) bool {
+// isWholeVersion reports whether a message contains a whole version. Such a message counts as
+// pushed, even if it came on the control channel.
+func (m *WorkerMachine) isWholeVersion(message Message) bool {
 	a, ok := message.(*Announce)
 	return ok && a.Whole != nil
 }
@@ -285,7 +287,7 @@ func subject(message Message) (epoch int64, model string) {
 	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
 }
 
-// receive processes a message about this model, of the session's epoch.
+// receive handles a message about this model, of the session's epoch.
 func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	switch message := message.(type) {
 	case *Announce:
@@ -300,9 +302,9 @@ func (s *follower) receive(message Message, payloads [][]byte, lease *Lease, now
 		}
 		return s.announced(message, layout, pushed && !s.shared, now)
 	case *Chunk:
-		return s.chunk(pieceOf(message), payloads[0], lease, now, pushed)
+		return s.chunk(chunkHeaderOf(message), payloads[0], lease, now, pushed)
 	case *SealedChunk:
-		return s.chunk(sealedPieceOf(message), payloads[0], lease, now, pushed)
+		return s.chunk(sealedChunkHeaderOf(message), payloads[0], lease, now, pushed)
 	case *End:
 		return s.end(message, now)
 	case *Commit:
@@ -354,8 +356,8 @@ func (m *WorkerMachine) refused(r *Refuse, now time.Duration) []Effect {
 
 // Joining.
 
-// appliedEpoch returns the latest epoch of which bytes were written into a model. The worker does
-// not join a publisher of an earlier epoch.
+// appliedEpoch returns the latest epoch whose versions were written into a model, even in part. The
+// worker does not join a publisher of an earlier epoch.
 func (m *WorkerMachine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.followers {
@@ -380,7 +382,7 @@ func (m *WorkerMachine) helloIfDue(now time.Duration) []Effect {
 		models[name] = s.running()
 	}
 	epoch := m.appliedEpoch()
-	return []Effect{m.identity.hello(models, epoch, m.ages.of(epoch, now), m.opens != nil)}
+	return []Effect{m.identity.hello(models, epoch, m.ages.of(epoch, now), m.openSegment != nil)}
 }
 
 func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
@@ -388,7 +390,7 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 		return []Effect{Refused{CodeStaleEpoch, fmt.Sprintf("the publisher is of epoch %d, but this worker runs "+
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
 	}
-	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
+	m.ages.record(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
 	if m.inSession() && w.Epoch == m.epoch { // the answer to a second hello: W29
 		m.heardAt = now
 		var effects []Effect
@@ -404,8 +406,8 @@ func (m *WorkerMachine) welcome(w *Welcome, now time.Duration) []Effect {
 	m.changeSession(welcomed)    // W28
 	m.epoch, m.heardAt, m.subscribed, m.unheardSince = w.Epoch, now, false, now
 	m.pingEvery = m.timing.Ping
-	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
-		m.pingEvery = asked
+	if requested := time.Duration(w.PingMS) * time.Millisecond; requested < m.pingEvery {
+		m.pingEvery = requested
 	}
 	if m.keyring != nil {
 		m.keyring.Begin(w.Keys, now+m.timing.LostAfter)
@@ -445,32 +447,32 @@ func (m *WorkerMachine) WithoutTicket(now time.Duration) []Effect {
 	return m.helloIfDue(now) // K7
 }
 
-// ShutOut must be called when a handshake of the control channel failed, most likely because of
-// keys. why is the error message.
-func (m *WorkerMachine) ShutOut(why string) []Effect {
+// HandshakeFailed must be called when a handshake of the control channel failed, most likely because
+// of keys. why is the error message.
+func (m *WorkerMachine) HandshakeFailed(why string) []Effect {
 	m.changeSession(refused) // K5
 	return []Effect{Refused{CodeKeys, why}}
 }
 
 // probe reports whether the publisher's shared memory can be read.
 func (m *WorkerMachine) probe(shared *Shared) bool {
-	if shared == nil || m.opens == nil {
+	if shared == nil || m.openSegment == nil {
 		return false
 	}
 	m.changeSession(located)
-	segment := m.opens(shared, 0)
+	segment := m.openSegment(shared, 0)
 	if segment != nil {
 		segment.Release()
 	}
 	return segment != nil
 }
 
-// Connected must be called repeatedly while the control channel is connected. fresh means that the
+// Connected must be called repeatedly while the control channel is connected. isNew is true if the
 // connection is new, so that the publisher does not know the worker yet. Without a session,
 // Connected returns a hello: at once on a new connection, then at intervals until the publisher
 // answers.
-func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
-	if fresh {
+func (m *WorkerMachine) Connected(isNew bool, now time.Duration) []Effect {
+	if isNew {
 		m.changeSession(unknown)
 		m.helloAt, m.unansweredSince = never, never
 	}
@@ -480,16 +482,16 @@ func (m *WorkerMachine) Connected(fresh bool, now time.Duration) []Effect {
 	return m.helloIfDue(now)
 }
 
-// Moved must be called when the worker changes over to another control address: the session ends, and
-// nothing that it knows of the publisher's connections holds any longer. Versions stay.
+// Moved must be called when the worker changes over to another control address. It ends the session,
+// and forgets the publisher's data endpoint and unanswered hellos. The versions stay.
 func (m *WorkerMachine) Moved() {
 	m.changeSession(silent)
 	m.helloAt, m.unansweredSince, m.data = never, never, ""
 }
 
-// callAgain returns Redial if a hello was not answered for LostAfter: the connections may be dead,
-// which TCP detects late.
-func (m *WorkerMachine) callAgain(now time.Duration) []Effect {
+// redialIfUnanswered returns Redial if a hello was not answered for LostAfter: the connections may
+// be dead, which TCP detects late.
+func (m *WorkerMachine) redialIfUnanswered(now time.Duration) []Effect {
 	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
 		return nil
 	}
@@ -517,44 +519,44 @@ func (m *WorkerMachine) Free() {
 // Decoded must be called when the decoding of a patch has ended. fault is the reason that the patch
 // is unusable, or "". took is the duration of the decoding.
 func (m *WorkerMachine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
-	return m.completed(m.followers[job.Model].decoded(job, fault, took, now))
+	return m.withCompanions(m.followers[job.Model].decoded(job, fault, took, now))
 }
 
 // Applying a ready version.
 
-// Taken must be called when an apply starts.
-func (m *WorkerMachine) Taken(v *StagedVersion) { m.followers[v.Model].taken(v.Key) }
+// ApplyStarted must be called when an apply starts.
+func (m *WorkerMachine) ApplyStarted(v *StagedVersion) { m.followers[v.Model].applyStarted(v.Key) }
 
 // Applied must be called when a version was applied. digest is "" if the version was not hashed.
 func (m *WorkerMachine) Applied(v *StagedVersion, digest string, now time.Duration) []Effect {
-	return m.completed(m.followers[v.Model].applied(v.Key, digest, now))
+	return m.withCompanions(m.followers[v.Model].applied(v.Key, digest, now))
 }
 
 // Stale must be called when a version was overwritten in shared memory.
 func (m *WorkerMachine) Stale(v *StagedVersion, now time.Duration) []Effect {
-	return m.completed(m.followers[v.Model].gotStale(v.Key, now))
+	return m.withCompanions(m.followers[v.Model].gotStale(v.Key, now))
 }
 
 // Failed must be called when a version could not be applied. intact means that the previous version
 // still runs; otherwise no version runs.
 func (m *WorkerMachine) Failed(v *StagedVersion, text string, intact bool, now time.Duration) []Effect {
-	return m.completed(m.followers[v.Model].failed(v.Key, text, intact, now))
+	return m.withCompanions(m.followers[v.Model].failed(v.Key, text, intact, now))
 }
 
-// FailedBeside must be called when a version was not applied because a companion failed. again is
-// true if it can be applied once the companion can.
-func (m *WorkerMachine) FailedBeside(v *StagedVersion, text string, intact, again bool, now time.Duration) []Effect {
-	return m.completed(m.followers[v.Model].failedBeside(v.Key, text, intact, again, now))
+// FailedWithCompanion must be called when a version was not applied because a companion failed.
+// again is true if the worker should receive the version again with its companion.
+func (m *WorkerMachine) FailedWithCompanion(v *StagedVersion, text string, intact, again bool, now time.Duration) []Effect {
+	return m.withCompanions(m.followers[v.Model].failedWithCompanion(v.Key, text, intact, again, now))
 }
 
 // Dropped must be called when a version was replaced by a newer one before it was applied.
 func (m *WorkerMachine) Dropped(v *StagedVersion, now time.Duration) []Effect {
-	return m.completed(m.followers[v.Model].dropped(v.Key, now))
+	return m.withCompanions(m.followers[v.Model].dropped(v.Key, now))
 }
 
 // Time.
 
-// unheard returns Unheard, once per session, if no published message arrives for LostAfter.
+// unheard returns Unheard, once per session, if no published message arrived for LostAfter.
 func (m *WorkerMachine) unheard(now time.Duration) []Effect {
 	if m.unheardSince == never || now-m.unheardSince < m.timing.LostAfter {
 		return nil
@@ -569,12 +571,12 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		m.keyring.expire(now)
 	}
 	if m.session == outside {
-		return m.callAgain(now)
+		return m.redialIfUnanswered(now)
 	}
 	// After a frame with a damaged length, the next messages are read as part of that frame, so
 	// that no control message arrives.
-	deaf := now-m.answeredAt >= m.timing.DeafAfter
-	if deaf || now-m.heardAt >= m.timing.LostAfter {
+	noControl := now-m.answeredAt >= m.timing.DeafAfter
+	if noControl || now-m.heardAt >= m.timing.LostAfter {
 		m.changeSession(silent) // W19
 		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
@@ -583,14 +585,15 @@ func (m *WorkerMachine) Tick(now time.Duration) []Effect {
 		return nil
 	}
 	effects := m.unheard(now)
-	elsewhere := m.appliedEpoch() > m.epoch // a version of a later publisher was applied late (W3)
-	if elsewhere || m.keyring != nil && m.keyring.lacks() {
-		effects = append(effects, m.helloIfDue(now)...) // the welcome brings the key (E6)
+	// A version of a later publisher may have been applied after the worker joined this one (W3).
+	appliedLater := m.appliedEpoch() > m.epoch
+	if appliedLater || m.keyring != nil && m.keyring.needsKey() {
+		effects = append(effects, m.helloIfDue(now)...) // the answer has the key (E6)
 	}
 	for _, s := range m.followers {
 		effects = append(effects, s.tick(now)...)
 	}
-	effects = m.completed(effects)
+	effects = m.withCompanions(effects)
 	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
 		effects = append(effects, ping(now, m.subscribed, m.shared))

@@ -13,7 +13,7 @@ func TestAnnouncementsShareNoMemory(t *testing.T) {
 	header := Encode(&Announce{Model: "m", Epoch: 7, Version: 1, Layout: strings.Repeat("0", 64), LayoutBytes: 10, Bytes: 1,
 		ChunkBytes: 1, Commit: "auto", Acknowledge: "applied", Encoding: "raw"})
 	for round := 0; round < 3; round++ {
-		one, other := m.Place(header, 10), m.Place(header, 10)
+		one, other := m.LeaseFor(header, 10), m.LeaseFor(header, 10)
 		if &one.Room()[0] == &other.Room()[0] {
 			t.Fatal("two payloads would be received into the same memory")
 		}
@@ -73,7 +73,7 @@ func TestWhatWasAppliedLateIsTold(t *testing.T) {
 	if version == nil {
 		t.Fatal("the version is not ready")
 	}
-	m.Taken(version)
+	m.ApplyStarted(version)
 	welcome := func(epoch int64, now time.Duration) {
 		m.Receive([][]byte{Encode(&Welcome{Epoch: epoch, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000,
 			Models: map[string]int64{}, Features: []string{}})}, nil, now)
@@ -169,7 +169,7 @@ func TestSharedMemory(t *testing.T) {
 			ChunkBytes: 2, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared}
 		for _, effect := range m.ReceivePublished([][]byte{nil, Encode(a), text}, nil, time.Second) {
 			if is, ok := effect.(Ready); ok {
-				m.Taken(is.Version)
+				m.ApplyStarted(is.Version)
 				return is.Version
 			}
 		}
@@ -212,7 +212,7 @@ func TestPlacesAreBounded(t *testing.T) {
 		`{"wbp":1,"type":"announce"}`, `{"wbp":1,"type":"ping"}`, `{`, "",
 		string(Encode(&Chunk{Model: "m", Epoch: 7, Version: 1})), string(Encode(&Chunk{Model: "m", Epoch: 8, Version: 1})), string(Encode(&Chunk{Model: "x", Epoch: 7, Version: 1})),
 	} {
-		if lease := m.Place([]byte(header), 1<<26); lease != nil {
+		if lease := m.LeaseFor([]byte(header), 1<<26); lease != nil {
 			t.Errorf("%s was given a place", header)
 		}
 	}
@@ -251,8 +251,8 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	}
 	for _, shared := range []bool{false, true} {
 		timing := TimingOf(time.Second, 5*time.Second)
-		opens := func(*Shared, int64) Segment { return &lying{} }
-		s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
+		openSegment := func(*Shared, int64) Segment { return &lying{} }
+		s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
 		s.shared = shared
 		taken, err := s.versions.buffers.take(2)
 		if err != nil {
@@ -282,8 +282,8 @@ func TestAnOlderAnnouncementDoesNotReplaceANewerOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	timing := TimingOf(time.Second, 5*time.Second)
-	opens := func(*Shared, int64) Segment { return nil }
-	s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, opens, nil, false)
+	openSegment := func(*Shared, int64) Segment { return nil }
+	s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
 	defer s.versions.free()
 	announce := func(version int64) *Announce {
 		return &Announce{Model: "m", Epoch: 7, Version: version, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,

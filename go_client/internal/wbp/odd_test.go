@@ -93,7 +93,7 @@ func oddly(t *testing.T, random *rand.Rand) bool {
 	say := func(pushed bool, header []byte, payloads ...[]byte) {
 		var lease *Lease
 		if len(payloads) > 0 {
-			if lease = m.Place(header, len(payloads[0])); lease != nil {
+			if lease = m.LeaseFor(header, len(payloads[0])); lease != nil {
 				copy(lease.Room(), payloads[0])
 				lease.Received(len(payloads[0]))
 				payloads[0] = lease.Payload()
@@ -111,7 +111,7 @@ func oddly(t *testing.T, random *rand.Rand) bool {
 		now += []time.Duration{0, 0, time.Millisecond, 3 * time.Second}[o.Intn(4)]
 		perform(m.Tick(now))
 		if ready != nil && o.Intn(2) == 0 {
-			m.Taken(ready)
+			m.ApplyStarted(ready)
 			if o.Intn(2) == 0 {
 				perform(m.Applied(ready, ready.Digest, now))
 			} else {
@@ -125,7 +125,7 @@ func oddly(t *testing.T, random *rand.Rand) bool {
 	}
 	for tries := 0; tries < 3; tries++ {
 		if ready != nil {
-			m.Taken(ready)
+			m.ApplyStarted(ready)
 			perform(m.Applied(ready, ready.Digest, now))
 		}
 		ready = nil

@@ -7,26 +7,26 @@ import (
 	"fmt"
 )
 
-// Constants of patches (encoding delta-1); docs/DELTA.md defines the format.
+// Constants of patches (encoding delta-1). docs/DELTA.md defines the format.
 const (
 	patchMagic       = "WBDELTA1"
 	patchHeaderBytes = 120
 	blockElements    = 1 << 18
 	groupBlocks      = 16
 	entryBytesMax    = 4
-	patchKept        = 8       // changes are kept up to 1/patchKept of the data section's size
+	changesShare     = 8       // decoded changes are stored up to 1/changesShare of the data section's size
 	wantedBytes      = 4 << 20 // bytes copied between checks for cancellation: about a millisecond
 )
 
 var errUnwanted = errors.New("it is no longer needed")
 
-// An elementKind is the way in which a patch can treat the elements of a dtype.
+// An elementKind is how a patch encodes changes of a dtype's elements.
 type elementKind int
 
 const (
-	plainKind   elementKind = iota
-	integerKind             // integers of 16 bits
-	bf16Kind                // floats of 16 bits
+	plainKind   elementKind = iota // any other dtype
+	integerKind                    // integers of 16 bits
+	bf16Kind                       // floats of 16 bits
 	f16Kind
 )
 
@@ -61,9 +61,9 @@ type patchPart struct {
 // A Patch turns one version into another of the same layout.
 type Patch struct {
 	LayoutID     string
-	Bytes        int64 // size of the data section
-	ChunkBytes   int64 // the chunk size for both digests
-	Base, Target string
+	Bytes        int64  // size of the data section
+	ChunkBytes   int64  // the chunk size for both digests
+	Base, Target string // digests of the two versions
 	parts        []patchPart
 	wanted       func() bool // false once the patch is cancelled
 }
@@ -75,12 +75,12 @@ func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
 		return nil, err
 	}
 	if p.LayoutID != layout.ID || p.Bytes != layout.Bytes {
-		return nil, fmt.Errorf("a patch for the layout %.12s of %d bytes; here is %.12s of %d", p.LayoutID, p.Bytes,
+		return nil, fmt.Errorf("a patch for the layout %.12s of %d bytes; the base has %.12s of %d", p.LayoutID, p.Bytes,
 			layout.ID, layout.Bytes)
 	}
 	rest := data[patchHeaderBytes:]
-	for _, whole := range stretches(layout) {
-		for _, group := range whole.cut(groupBlocks * blockElements) {
+	for _, run := range dtypeRuns(layout) {
+		for _, group := range run.cut(groupBlocks * blockElements) {
 			if rest, err = p.parseGroup(group.cut(blockElements), rest); err != nil {
 				return nil, err
 			}
@@ -94,7 +94,7 @@ func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
 
 func parsePatchHeader(data []byte) (*Patch, error) {
 	if len(data) < patchHeaderBytes || string(data[:8]) != patchMagic {
-		return nil, fmt.Errorf("%d bytes that begin with %.8q are not a patch; one has at least %d that begin with %q",
+		return nil, fmt.Errorf("%d bytes that begin with %.8q are not a patch, which has at least %d bytes and begins with %q",
 			len(data), data, patchHeaderBytes, patchMagic)
 	}
 	flags, chunk := binary.LittleEndian.Uint32(data[8:]), binary.LittleEndian.Uint32(data[12:])
@@ -103,15 +103,15 @@ func parsePatchHeader(data []byte) (*Patch, error) {
 		return nil, fmt.Errorf("the patch has flags %#x; none are known here", flags)
 	}
 	if size > IntegerMax || chunk < 1 || chunk > ChunkBytesMax || (Plan{int64(size), int64(chunk)}).Count() > ChunksMax {
-		return nil, fmt.Errorf("digests of %d bytes by chunks of %d; 1 to %d are allowed, and %d chunks", size, chunk,
+		return nil, fmt.Errorf("digests of %d bytes in chunks of %d; chunks have 1 to %d bytes, and there are at most %d", size, chunk,
 			ChunkBytesMax, ChunksMax)
 	}
 	return &Patch{hex.EncodeToString(data[24:56]), int64(size), int64(chunk), hex.EncodeToString(data[56:88]),
 		hex.EncodeToString(data[88:120]), nil, func() bool { return true }}, nil
 }
 
-// stretches returns one block for each run of adjacent tensors of one dtype.
-func stretches(layout *Layout) []block {
+// dtypeRuns returns one block for each run of adjacent tensors of one dtype.
+func dtypeRuns(layout *Layout) []block {
 	var found []block
 	dtype := ""
 	for i := range layout.Tensors {
@@ -166,7 +166,7 @@ func (p *Patch) parseGroup(group []block, rest []byte) ([]byte, error) {
 	}
 	for i, b := range group {
 		if sizes[i] > int64(len(rest)) {
-			return nil, b.fail(fmt.Errorf("its body has %d bytes, of which %d are there", sizes[i], len(rest)))
+			return nil, b.fail(fmt.Errorf("its body has %d bytes, but only %d follow", sizes[i], len(rest)))
 		}
 		if modes[i] != unchangedBlock {
 			p.parts = append(p.parts, patchPart{b, modes[i], rest[:sizes[i]], table})
@@ -195,6 +195,7 @@ func (b block) parseEntry(rest []byte) (blockMode, int64, []byte, error) {
 	return 0, 0, nil, fmt.Errorf("its entry has more than %d bytes", entryBytesMax)
 }
 
+// check returns an error unless a block's body may have this mode and size.
 func (b block) check(mode blockMode, size int64) error {
 	least, most := int64(1), b.end-b.begin-1
 	switch mode {
@@ -213,10 +214,10 @@ func (b block) check(mode blockMode, size int64) error {
 	return nil
 }
 
-// Apply changes data from the base to the target. digest is the digest of data, or "" if it is
-// unknown. If data is not the base, or a block is malformed, Apply returns an error and data is
-// unchanged. If the result is not the target, or the patch is cancelled, Apply returns an error and
-// data must not be used.
+// Apply changes data from the base to the target. digest is the digest of data, or "" if unknown. If
+// data is not the base, or a block is malformed, Apply returns an error and leaves data unchanged. If
+// the result is not the target, or the patch is cancelled, Apply returns an error, and data must not
+// be used.
 func (p *Patch) Apply(data []byte, digest string) error {
 	if digest == "" {
 		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)
@@ -231,35 +232,38 @@ func (p *Patch) Apply(data []byte, digest string) error {
 		return err
 	}
 	if made := DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted); made != p.Target {
-		return fmt.Errorf("the patch leads to %.12s, and says %.12s", made, p.Target)
+		return fmt.Errorf("the patch leads to %.12s, but names the target %.12s", made, p.Target)
 	}
 	return nil
 }
 
 // Put changes all blocks without checking the digests. If a block is malformed, it returns an error
-// and changes no block. If the patch is cancelled, it returns an error after it has changed some
-// blocks, or none.
+// and changes no block. If the patch is cancelled, it returns an error, and some blocks may have
+// changed.
+//
+// The first pass decodes every block and stores the changes of the first parts, as many as
+// changesShare allows. The second pass writes the changes, and decodes the other parts again.
 func (p *Patch) Put(data []byte) error {
 	if int64(len(data)) != p.Bytes {
 		return fmt.Errorf("a patch for %d bytes, not for %d", p.Bytes, len(data))
 	}
-	var kept, again changes
-	var ends [][2]int // end indices in kept, for each of the first parts
+	var stored, scratch changes
+	var ends [][2]int // end indices in stored, for each of the first parts
 	d := &stepDecoder{}
 	for i := range p.parts {
 		if !p.wanted() {
 			return errUnwanted
 		}
-		part, into := &p.parts[i], &kept
-		if kept.bytes() > len(data)/patchKept {
-			into = &again
-			again.clear()
+		part, into := &p.parts[i], &stored
+		if stored.bytes() > len(data)/changesShare {
+			into = &scratch
+			scratch.clear()
 		}
 		if err := part.decode(data, d, into); err != nil {
 			return part.fail(err)
 		}
-		if into == &kept {
-			ends = append(ends, [2]int{len(kept.at), len(kept.values)})
+		if into == &stored {
+			ends = append(ends, [2]int{len(stored.at), len(stored.values)})
 		}
 	}
 	begin := [2]int{}
@@ -269,20 +273,20 @@ func (p *Patch) Put(data []byte) error {
 		}
 		part := &p.parts[i]
 		if i < len(ends) {
-			part.write(changes{kept.at[begin[0]:ends[i][0]], kept.values[begin[1]:ends[i][1]]}, data)
+			part.write(changes{stored.at[begin[0]:ends[i][0]], stored.values[begin[1]:ends[i][1]]}, data)
 			begin = ends[i]
 			continue
 		}
-		again.clear()
-		if err := part.decode(data, d, &again); err != nil {
+		scratch.clear()
+		if err := part.decode(data, d, &scratch); err != nil {
 			return part.fail(err) // never: the first pass has checked the block, whose bytes are unchanged
 		}
-		part.write(again, data)
+		part.write(scratch, data)
 	}
 	return nil
 }
 
-// decode appends the changes of the block.
+// decode appends the changes of the block to `to`. data is the base.
 func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
 	switch part.mode {
 	case steppedBlock:
@@ -293,8 +297,8 @@ func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
 	return nil
 }
 
-// write writes this part's changes into data, the whole data section. c has the decoded changes,
-// and is not used for a raw block.
+// write writes this part's changes into data, the whole data section. c has the decoded changes; a
+// raw block does not need them.
 func (part *patchPart) write(c changes, data []byte) {
 	to := data[part.begin:part.end]
 	switch part.mode {

@@ -99,7 +99,7 @@ func TestABaseIsNotCopiedForAPatchThatNobodyWants(t *testing.T) {
 	layout, _ := ParseLayout(one.layout)
 	job := &Patching{base: &base{layout: layout, data: one.data}, buffer: make([]byte, len(one.data)), digest: two.digest,
 		patch: rawPatch(layout, one.data, two.data, patchChunk)}
-	job.end()
+	job.cancel()
 	if fault := job.Run(); fault != errUnwanted.Error() || job.buffer[0] != 0 {
 		t.Fatalf("%q, and %d", fault, job.buffer[0])
 	}

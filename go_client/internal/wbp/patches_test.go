@@ -36,7 +36,7 @@ func rawPatch(layout *Layout, base, target []byte, chunk int64) []byte {
 		raw, _ := hex.DecodeString(id)
 		out = append(out, raw...)
 	}
-	for _, whole := range stretches(layout) {
+	for _, whole := range dtypeRuns(layout) {
 		for _, group := range whole.cut(groupBlocks * blockElements) {
 			var bodies []byte
 			for _, b := range group.cut(blockElements) {
@@ -162,7 +162,7 @@ func (k *taker) apply(p *published) {
 			k.t.Fatalf("version %d is not what was published", v.Key.Version)
 		}
 	})
-	k.Taken(v)
+	k.ApplyStarted(v)
 	k.do(k.WorkerMachine.Applied(v, v.Digest, k.now))
 }
 
@@ -328,7 +328,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 		"it leads elsewhere, and says so": {func(k *taker, p *published) {
 			layout, _ := ParseLayout(p.layout)
 			p.patches[0] = rawPatch(layout, k.versions().base.data, patchedVersion(2, 9).data, patchChunk)
-		}, "announced is"},
+		}, "was announced"},
 		"it leads elsewhere": {func(_ *taker, p *published) { p.patches[0][len(p.patches[0])-2] ^= 1 }, "leads to"},
 		"it is none":         {func(_ *taker, p *published) { p.patches[0][0] = 'w' }, "are not a patch"},
 		"it has a byte too little": {func(_ *taker, p *published) {
@@ -382,14 +382,14 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 	now := time.Duration(0)
 	for _, tries := range []int{TriesMax - 1, TriesMax} {
 		for i := 0; i < tries; i++ {
-			if transfer.hopeless() {
+			if transfer.isExhausted() {
 				t.Fatalf("it is given up after %d tries", i)
 			}
 			now += timing.PatienceMax
-			transfer.wants(now)
+			transfer.dueFetches(now)
 		}
-		if hopeless := transfer.hopeless(); hopeless != (tries == TriesMax) {
-			t.Fatalf("after %d tries: %v", tries, hopeless)
+		if isExhausted := transfer.isExhausted(); isExhausted != (tries == TriesMax) {
+			t.Fatalf("after %d tries: %v", tries, isExhausted)
 		}
 		transfer.add(0, checksum(CRC32C(make([]byte, 4))), make([]byte, 4), nil, now, false)
 	}
@@ -440,7 +440,7 @@ func TestPatchesAreToldApart(t *testing.T) {
 	for _, wrong := range []*PatchID{nil, other, {Encoding: "raw", Epoch: 7, Version: 1}} {
 		chunk := two.chunkOf(by, 0)
 		chunk.Patch = wrong
-		if lease := k.Place(Encode(chunk), len(two.patches[0])); lease != nil {
+		if lease := k.LeaseFor(Encode(chunk), len(two.patches[0])); lease != nil {
 			t.Fatalf("%+v has a place", wrong)
 		}
 		k.control(two, chunk, two.piece(by, 0))
@@ -484,7 +484,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 		t.Fatal("what is here is asked for")
 	}
 	k.control(three, three.announcement(), nil)
-	if v := h.inPhase(arriving); v.Version != 3 || job.live() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
+	if v := h.inPhase(arriving); v.Version != 3 || job.isLive() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
 		t.Fatalf("version %d arrives, %d buffers are taken", v.Version, h.buffers.taken)
 	}
 	k.expect(k.serve(three), "raw") // its base is still being read
@@ -584,7 +584,7 @@ func TestATornModelIsNoBase(t *testing.T) {
 	k.decode()
 	v := k.ready[0]
 	k.ready = nil
-	k.Taken(v)
+	k.ApplyStarted(v)
 	for _, effect := range k.Failed(v, "half-way", false, k.now) {
 		if _, rejected := effect.(Rejected); !rejected {
 			k.do([]Effect{effect})
@@ -604,7 +604,7 @@ func TestPatchesAndSharedMemory(t *testing.T) {
 	k := newTaker(t, false)
 	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
 	segment := &segmentOf{one.data}
-	k.followers["m"].opens = func(*Shared, int64) Segment { return segment }
+	k.followers["m"].openSegment = func(*Shared, int64) Segment { return segment }
 	k.followers["m"].shared = true
 	two.offer(one)
 	for _, p := range []*published{one, two} {

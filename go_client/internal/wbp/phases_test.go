@@ -71,7 +71,7 @@ func TestEveryPair(t *testing.T) {
 			if live := after != dropped && after != rejected; live != (h.inPhase(after) == v) || len(h.live) > 1 {
 				t.Errorf("%s --%s--> %s: %d are here", phase, event, after, len(h.live))
 			}
-			kept := had && inMemory[after]
+			kept := had && phasesWithMemory[after]
 			if (v.buffer != nil) != kept || (h.buffers.taken == 1) != kept {
 				t.Errorf("%s --%s--> %s: %d buffers are taken", phase, event, after, h.buffers.taken)
 			}

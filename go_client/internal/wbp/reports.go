@@ -2,9 +2,9 @@ package wbp
 
 import "time"
 
-// The worker's messages: hello, fetches, and reports, repeated with every ping. (W17)
+// The messages of a worker: hello, fetches, and reports, which it repeats with every ping. (W17)
 
-// Identity identifies a worker, and has the features that it accepts.
+// Identity identifies a worker, and says which optional features of the protocol it accepts.
 type Identity struct {
 	Name     string // unique among the connected workers of a publisher
 	Instance string // 32 random hexadecimal digits, new at each start
@@ -15,11 +15,12 @@ type Identity struct {
 	Patches  bool // the worker accepts patches, and keeps the bytes of the running version for them
 }
 
-// hello returns a hello, without the features of W34 and W35. models has the running versions. epoch is the latest applied epoch, and
-// ageMS the age of its publisher. maps is true if the worker can map shared memory.
-func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bool) Effect {
+// hello returns a hello, which never has the features of W34 and W35. models has the running
+// version of each model. epoch is the latest applied epoch, and ageMS the age of its publisher.
+// mapping is true if the worker can map shared memory.
+func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, mapping bool) Effect {
 	features := []string{Renaming, Companions} // W25, C2
-	if maps {
+	if mapping {
 		features = append(features, Mapping) // S11
 	}
 	if id.Patches {
@@ -29,41 +30,42 @@ func (id Identity) hello(models map[string]*Running, epoch, ageMS int64, maps bo
 		Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}
 }
 
-// standing returns all current reports on a model, with failure, the report of the last failure.
-func standing(model string, versions *versionStore, failure []Effect) []Effect {
+// currentReports returns all reports that currently apply to a model. failure is the report of the
+// last failure.
+func currentReports(model string, versions *versionStore, failure []Effect) []Effect {
 	var effects []Effect
-	begun, busy := versions.inPhase(arriving), versions.inPhase(applying)
-	if begun != nil && busy == nil {
-		effects = append(effects, sayProgress(model, begun))
+	arrivingVersion, applyingVersion := versions.inPhase(arriving), versions.inPhase(applying)
+	if arrivingVersion != nil && applyingVersion == nil {
+		effects = append(effects, progressReport(model, arrivingVersion))
 	}
-	effects = append(effects, sayStaged(model, versions.all(ready, applying, staged)...)...)
+	effects = append(effects, stagedReports(model, versions.all(ready, applying, staged)...)...)
 	if v := versions.inPhase(running); v != nil {
-		effects = append(effects, sayApplied(model, v))
+		effects = append(effects, appliedReport(model, v))
 	}
 	effects = append(effects, failure...)
-	if busy != nil { // the apply may hang while other versions become ready
-		effects = append(effects, sayProgress(model, busy))
-	} else if waiting := versions.waiting(); waiting != nil && begun == nil {
-		effects = append(effects, sayProgress(model, waiting))
+	if applyingVersion != nil { // the apply may hang while other versions become ready
+		effects = append(effects, progressReport(model, applyingVersion))
+	} else if waiting := versions.waiting(); waiting != nil && arrivingVersion == nil {
+		effects = append(effects, progressReport(model, waiting))
 	}
 	return effects
 }
 
-// fetches returns the fetches that are due.
+// fetches returns the fetches of a transfer that are due.
 func fetches(t *Transfer, now time.Duration) []Effect {
 	var effects []Effect
-	for _, fetch := range t.wants(now) {
+	for _, fetch := range t.dueFetches(now) {
 		effects = append(effects, Send{fetch})
 	}
 	return effects
 }
 
-// sayProgress returns a report of progress.
-func sayProgress(model string, v *versionEntry) Effect {
+// progressReport returns a report of progress.
+func progressReport(model string, v *versionEntry) Effect {
 	phase, chunks, patch := "staged", int64(0), (*PatchID)(nil)
 	switch v.phase {
 	case arriving:
-		phase, chunks, patch = "receiving", v.transfer.Here, v.transfer.by()
+		phase, chunks, patch = "receiving", v.transfer.Here, v.transfer.patchID()
 	case applying:
 		phase = "applying"
 	}
@@ -71,11 +73,11 @@ func sayProgress(model string, v *versionEntry) Effect {
 	return Send{&progress}
 }
 
-// sayStaged returns a Staged message for each version whose publisher requires one. (W14)
-func sayStaged(model string, some ...*versionEntry) []Effect {
+// stagedReports returns a Staged message for each version whose publisher requires one. (W14)
+func stagedReports(model string, versions ...*versionEntry) []Effect {
 	var effects []Effect
-	for _, v := range some {
-		if v.staged.sayStaged {
+	for _, v := range versions {
+		if v.staged.reportStaged {
 			effects = append(effects, Send{&Staged{Model: model, Epoch: v.Epoch, Version: v.Version,
 				Digest: v.staged.Digest, Patch: v.staged.Patch}})
 		}
@@ -83,17 +85,17 @@ func sayStaged(model string, some ...*versionEntry) []Effect {
 	return effects
 }
 
-// sayApplied returns an Applied message for the running version, with the patch by which the
-// version was received. (D11)
-func sayApplied(model string, v *versionEntry) Effect {
+// appliedReport returns an Applied message for the running version. The message names the patch by
+// which the version was received, if any. (D11)
+func appliedReport(model string, v *versionEntry) Effect {
 	by := v.staged
 	return Send{&Applied{Model: model, Epoch: v.Epoch, Version: v.Version, Digest: v.running.Digest,
 		Patch: by.Patch, DecodeUS: by.took.Microseconds(), Note: by.Note}}
 }
 
-// sayFailed returns a Failed message for a version. intact means that the previous version still
+// failedReport returns a Failed message for a version. intact means that the previous version still
 // runs. (W24)
-func sayFailed(failure *Failed, intact bool) Effect {
+func failedReport(failure *Failed, intact bool) Effect {
 	message := *failure
 	message.Intact = &intact
 	return Send{&message}

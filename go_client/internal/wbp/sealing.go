@@ -15,7 +15,7 @@ const AES256GCM = "aes-256-gcm"
 // TagBytes is the length of an authentication tag.
 const TagBytes = 16
 
-// A Purpose is the part of a nonce for the kind of sealed data, so that no nonce is used twice.
+// A Purpose is the kind of sealed data. It is part of the nonce, so that no nonce is used twice.
 type Purpose uint32
 
 // The purposes of nonces.
@@ -27,7 +27,7 @@ const (
 
 // A GroupKey is a key that all workers of a publisher share. (E2)
 //
-//	group key ──> id                              which group key it was
+//	group key ──> id                              names the group key in headers
 //	          ├─> key of messages ──> nonce: PurposeMessage, count
 //	          └─> key of a version ─> nonce: PurposeChunk, index | PurposeLayout, 0
 type GroupKey struct {
@@ -36,7 +36,7 @@ type GroupKey struct {
 	messages cipher.AEAD
 }
 
-// NewGroupKey returns the GroupKey of 32 bytes.
+// NewGroupKey returns the GroupKey that key, of 32 bytes, stands for.
 func NewGroupKey(key []byte) *GroupKey {
 	k := &GroupKey{secret: mac([]byte("weightbus 1"), key)} // HKDF-Extract
 	k.ID = hex.EncodeToString(k.expand("id")[:8])
@@ -71,8 +71,8 @@ func gcm(key []byte) cipher.AEAD {
 	return sealed
 }
 
-// openMessage decrypts the message with this sequence number. It returns nil if the message is not
-// authentic. (E5)
+// openMessage decrypts the message with this count. It returns nil if the message is not authentic.
+// (E5)
 func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	if len(sealed) < TagBytes {
 		return nil
@@ -103,15 +103,15 @@ func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	return s
 }
 
-// Names returns the bytes that the version's key is derived from. They are unique for the version
-// and the encoding.
+// Names returns the bytes from which the version's key is derived. They identify the version and the
+// encoding.
 func (s Subject) Names() []byte {
 	out := append([]byte{byte(len(s.Model))}, s.Model...)
 	out = append(append(out, byte(len(s.Encoding))), s.Encoding...)
 	return appendNumbers(out, s.Key.Epoch, s.Key.Version, s.Base.Epoch, s.Base.Version)
 }
 
-// Associated returns the associated data of a payload of size bytes. (E3)
+// Associated returns the associated data that is authenticated with a payload of size bytes. (E3)
 func (s Subject) Associated(purpose Purpose, index, size int64) []byte {
 	return append(s.Names(), numbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
 }
@@ -139,7 +139,7 @@ type Opening struct {
 	nonce, associated, tag []byte
 }
 
-// NewOpening returns the Opening of a payload of size bytes, sealed under the key of a version.
+// NewOpening returns the Opening of a payload of size bytes that is sealed with the key of a version.
 func NewOpening(key []byte, subject Subject, purpose Purpose, index, size int64, tag []byte) *Opening {
 	return newOpening(gcm(key), subject, purpose, index, size, tag)
 }
@@ -151,16 +151,17 @@ func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, siz
 // Decrypt decrypts a payload into `to`, which has the same size and may be the same memory. It returns
 // the CRC-32C of the plain bytes, computed while they are in the cache. If the payload is not
 // authentic, Decrypt zeroes `to` and returns false. (E4) The cipher needs the tag directly after the
-// payload, so Decrypt writes it there, and restores these bytes afterwards.
+// payload. If the payload's slice has room there, Decrypt writes the tag into that memory and restores
+// the memory afterwards; otherwise it copies the payload.
 func (o *Opening) Decrypt(to, payload []byte) (crc uint32, ok bool) {
 	size := len(payload)
 	if len(to) != size {
 		return 0, false
 	}
 	if cap(payload) >= size+TagBytes {
-		behind, kept := payload[size:size+TagBytes], [TagBytes]byte{}
-		copy(kept[:], behind)
-		defer copy(behind, kept[:])
+		after, saved := payload[size:size+TagBytes], [TagBytes]byte{}
+		copy(saved[:], after)
+		defer copy(after, saved[:])
 	}
 	plain, err := o.sealed.Open(to[:0], o.nonce, append(payload, o.tag...), o.associated)
 	if err != nil {
@@ -169,5 +170,5 @@ func (o *Opening) Decrypt(to, payload []byte) (crc uint32, ok bool) {
 	return CRC32C(plain), true
 }
 
-// store decrypts a payload into its place. It returns false if the payload is not authentic.
+// store makes an Opening a proof.
 func (o *Opening) store(to, payload []byte) (crc uint32, ok bool) { return o.Decrypt(to, payload) }

@@ -238,7 +238,7 @@ func TestGroupKeysThatChange(t *testing.T) {
 	}
 	old, older := *k.vault, beacon()
 	heard := func(m Message) bool {
-		k.followers["m"].planner.latestAt = never
+		k.followers["m"].planner.requestedAt = never
 		return strings.Contains(kinds(k.published(m, nil)), "fetch")
 	}
 	if !heard(older) || heard(older) {
@@ -329,10 +329,10 @@ func TestTheOrderOfGroupKeysThatAreTold(t *testing.T) {
 	has(39, a, c)
 	has(40, c)
 	r.Begin(v.keys[:2], 50)
-	r.last.id = a
+	r.derived.id = a
 	has(49, a, b)
 	has(50, b)
-	if r.last.id != "" {
+	if r.derived.id != "" {
 		t.Fatal("what was derived from a key outlives it")
 	}
 }
@@ -385,7 +385,7 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	k, p := keyedInside(t), versionOf(bytes.Repeat([]byte("0123456789"), 4), 16)
 	receive := func(m Message, payload []byte) string {
 		header := Encode(m)
-		lease := k.Place(header, len(payload))
+		lease := k.LeaseFor(header, len(payload))
 		if lease == nil {
 			t.Fatalf("a %s has no place", m.Kind())
 		}
@@ -395,7 +395,7 @@ func TestWhatIsPublishedIsReceivedInItsPlaceAndCountsOnce(t *testing.T) {
 	announce, layout := k.vault.published(&p.announce, p.layout, nil)
 	receive(announce, layout)
 	v := k.followers["m"].versions.inPhase(arriving)
-	if v == nil || k.Place(Encode(announce), len(layout)) != nil {
+	if v == nil || k.LeaseFor(Encode(announce), len(layout)) != nil {
 		t.Fatal("an announcement counts once")
 	}
 	for index := int64(2); index >= 0; index-- {
@@ -441,7 +441,7 @@ func TestTickets(t *testing.T) {
 	if got := connects(k.control(k.welcome(ticket("c")), nil)); len(got) != 1 {
 		t.Fatalf("a session without its ticket: %v", got)
 	}
-	if got := kinds(k.ShutOut("why")); got != "Refused" || k.inSession() {
+	if got := kinds(k.HandshakeFailed("why")); got != "Refused" || k.inSession() {
 		t.Fatal(got)
 	}
 }

@@ -185,8 +185,8 @@ func (w *world) check() {
 	if waits := h.inPhase(announced); waits != nil && (waits.lacks == aLayout) != (waits.layout == nil) {
 		w.t.Fatalf("version %v waits for a %s", waits.Key, waits.lacks)
 	}
-	if v != nil && v.transfer.asked > WindowChunks {
-		w.t.Fatalf("%d chunks are outstanding", v.transfer.asked)
+	if v != nil && v.transfer.requestedCount > WindowChunks {
+		w.t.Fatalf("%d chunks are outstanding", v.transfer.requestedCount)
 	}
 }
 
@@ -208,7 +208,7 @@ func (w *world) apply() {
 	case !v.Key.Newer(w.runs):
 		w.t.Fatalf("version %v after %v", v.Key, w.runs)
 	}
-	w.machine.Taken(v)
+	w.machine.ApplyStarted(v)
 	switch {
 	case w.chance(0.02):
 		w.perform(w.machine.Failed(v, "the user's code failed", true, w.now))
@@ -469,7 +469,7 @@ func (w *world) deliver(header, payload []byte, take func([][]byte, *Lease, time
 		return
 	}
 	payload = append([]byte{}, payload...) // it is decrypted in place
-	lease := w.machine.Place(header, len(payload))
+	lease := w.machine.LeaseFor(header, len(payload))
 	if lease == nil || len(payload) == 0 || !w.splits {
 		if lease != nil {
 			lease.Cancel()

@@ -10,12 +10,12 @@ const (
 	stepClasses   = 16
 	countBitsMax  = 19
 	riceMax       = 18
-	golombBitsMax = 16      // bits of the size of a step, at most
-	everyLarge    = 31      // instead of the width of the count of large steps: all have sizes
-	peekedBits    = 57      // bits that peek returns at least, at any position in a byte
-	classWindow   = 64      // elements that are searched at once
-	noClass       = 16      // class of the places after the last element
-	noRank        = 1 << 30 // the rank of a class without further steps
+	golombBitsMax = 16      // largest number of bits of a step's size
+	everyLarge    = 31      // value of stepRow.large if every step has a size
+	peekedBits    = 57      // least number of bits that peek returns, whatever the position within a byte
+	classWindow   = 64      // number of elements that are searched at once
+	noClass       = 16      // class of the entries after the last element of a window
+	noRank        = 1 << 30 // rank of a class without further steps
 )
 
 var (
@@ -31,7 +31,7 @@ type bitReader struct {
 	at   int // position of the next bit
 }
 
-func (r *bitReader) left() int { return 8*len(r.data) - r.at }
+func (r *bitReader) remaining() int { return 8*len(r.data) - r.at }
 
 // peek returns the next bits without consuming them. Bits after the end are zero.
 func (r *bitReader) peek() uint64 {
@@ -59,7 +59,7 @@ func (r *bitReader) take(width int) uint32 {
 }
 
 func (r *bitReader) number(width int) (int, error) {
-	if width > r.left() {
+	if width > r.remaining() {
 		return 0, errEarly
 	}
 	return int(r.take(width)), nil
@@ -77,7 +77,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 			r.at += zeros + 1 // the 1 is before the end, after which all bits are zero
 			return value, nil
 		}
-		if r.left() <= zeros {
+		if r.remaining() <= zeros {
 			return 0, errors.New("a unary code has no end")
 		}
 		r.at += zeros
@@ -85,7 +85,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 }
 
 // positions reads count rising positions below most, and appends them to `to`. Each position is
-// encoded as the gap from the one before, in a Rice code with the parameter k.
+// encoded as the gap from the previous position, in a Rice code with the parameter k.
 func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error) {
 	begin := len(to)
 	for i := 0; i < count; i++ {
@@ -95,7 +95,7 @@ func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error)
 		}
 		to = append(to, high<<k)
 	}
-	if count*k > r.left() {
+	if count*k > r.remaining() {
 		return to, errEarly
 	}
 	next := uint32(0)
@@ -111,7 +111,7 @@ func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error)
 
 // signs reads count bits and appends a sign for each: 1 for a clear bit, -1 for a set bit.
 func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
-	if count > r.left() {
+	if count > r.remaining() {
 		return to, errEarly
 	}
 	for end := r.at + count; r.at < end; r.at++ {
@@ -132,7 +132,7 @@ func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 		to = append(to, width+uint32(k))
 		total += int(width) + k
 	}
-	if total > r.left() {
+	if total > r.remaining() {
 		return to, errEarly
 	}
 	for i, width := range to {
@@ -141,30 +141,34 @@ func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	return to, nil
 }
 
-// filled checks that the unread bits of the current byte are zero, and returns the bytes after it.
-func (r *bitReader) filled() ([]byte, error) {
-	rest := -r.at & 7
-	if r.peek()&(1<<rest-1) != 0 {
+// skipPadding checks that the unread bits of the current byte are zero, and returns the bytes after
+// that byte.
+func (r *bitReader) skipPadding() ([]byte, error) {
+	unread := -r.at & 7
+	if r.peek()&(1<<unread-1) != 0 {
 		return nil, errors.New("the bits behind its codes are not zero")
 	}
-	return r.data[(r.at+rest)/8:], nil
+	return r.data[(r.at+unread)/8:], nil
 }
 
 // end checks that all bytes were read.
 func (r *bitReader) end() error {
-	rest, err := r.filled()
+	rest, err := r.skipPadding()
 	if err == nil && len(rest) > 0 {
 		err = errors.New("something follows behind its codes")
 	}
 	return err
 }
 
-// A stepTable has the coding parameters of a group, with a row for all elements or for each class.
+// A stepTable has the coding parameters of a group of blocks: one row for all elements, or a row for
+// each class of elements.
 type stepTable struct {
 	classes int
 	rows    []stepRow // of classes that have steps
 }
 
+// A stepRow has the coding parameters of a class: the widths of the count of steps and of the count of
+// large steps, and the parameters of the codes of gaps, of gaps of large steps, and of sizes.
 type stepRow struct{ class, count, gap, large, largeGap, size int }
 
 // parseStepTable parses a table, and returns the bytes after it.
@@ -182,7 +186,7 @@ func parseStepTable(data []byte, kind elementKind) (*stepTable, []byte, error) {
 			table.rows = append(table.rows, row)
 		}
 	}
-	rest, err := reader.filled()
+	rest, err := reader.skipPadding()
 	return table, rest, err
 }
 
@@ -224,22 +228,22 @@ func (c *changes) clear()     { c.at, c.values = c.at[:0], c.values[:0] }
 
 // A stepDecoder decodes blocks of steps. It reuses its memory from block to block.
 type stepDecoder struct {
-	ranks, which, sizes []uint32
-	steps               []int32
+	ranks, largeIndices, sizes []uint32
+	steps                      []int32
 }
 
-// A cursor marks the remaining steps of a class: those with the indices next to end. large is the
-// number of steps with a size above 1.
+// A cursor marks the remaining steps of a class: the steps with indices from next to end. large is
+// the number of the class's steps with a size above 1.
 type cursor struct {
 	class, next, end, large int
-	rank, seen              uint32 // rank in the class of the next changed element; number of the class's elements so far
+	rank, seen              uint32 // rank within the class of the next changed element; number of the class's elements so far
 }
 
-// read decodes the body of a block of steps, and appends the changes to `to`. base has the block's
-// bytes in the base.
+// read decodes the body of a block of steps, and appends the changes to `to`. base has the bytes that
+// the block has in the base version.
 func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elementKind, to *changes) error {
 	reader, elements := &bitReader{data: body}, len(base)/2
-	cursors, err := counted(reader, table, elements)
+	cursors, err := readCounts(reader, table, elements)
 	if err != nil {
 		return err
 	}
@@ -263,9 +267,9 @@ func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elem
 	return nil
 }
 
-// counted reads the number of steps of each class, and returns a cursor for each. It returns an
-// error if there are more steps than elements, or than the remaining bits can encode.
-func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error) {
+// readCounts reads the number of steps of each class, and returns a cursor for each class. It returns
+// an error if there are more steps than elements, or more than the remaining bits can encode.
+func readCounts(reader *bitReader, table *stepTable, elements int) ([]cursor, error) {
 	cursors, total := make([]cursor, len(table.rows)), 0
 	for i, row := range table.rows {
 		count, err := reader.number(row.count)
@@ -282,7 +286,7 @@ func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error
 		cursors[i] = cursor{class: row.class, next: total, end: total + count, large: large}
 		total += count
 	}
-	if total > elements || 2*total > reader.left() {
+	if total > elements || 2*total > reader.remaining() {
 		return nil, errSteps
 	}
 	return cursors, nil
@@ -307,37 +311,37 @@ func (d *stepDecoder) readClass(reader *bitReader, row *stepRow, c cursor, eleme
 		}
 		return err
 	}
-	if d.which, err = reader.positions(d.which[:0], c.large, row.largeGap, count); err != nil {
+	if d.largeIndices, err = reader.positions(d.largeIndices[:0], c.large, row.largeGap, count); err != nil {
 		return err
 	}
 	if d.sizes, err = reader.golomb(d.sizes, c.large, row.size); err != nil {
 		return err
 	}
-	for i, which := range d.which {
-		steps[which] *= int32(d.sizes[i]) + 2
+	for i, index := range d.largeIndices {
+		steps[index] *= int32(d.sizes[i]) + 2
 	}
 	return nil
 }
 
-// put appends the change of the element with index at. Its new value is `step` values above or
-// below the base's value.
+// put appends the change of the element with index at. In the order of all values of its dtype, the
+// new value is `step` values after the base's value, or before it if step is negative.
 func (c *changes) put(base []byte, at uint32, step int32) error {
-	place := int32(binary.LittleEndian.Uint16(base[2*at:]))
-	if place&0x8000 != 0 {
-		place = 0xffff - place
+	ordinal := int32(binary.LittleEndian.Uint16(base[2*at:]))
+	if ordinal&0x8000 != 0 {
+		ordinal = 0xffff - ordinal
 	} else {
-		place |= 0x8000
+		ordinal |= 0x8000
 	}
-	place += step
-	if place < 0 || place > 0xffff {
+	ordinal += step
+	if ordinal < 0 || ordinal > 0xffff {
 		return errors.New("a step leads beyond 16 bits: is the patch applied to the wrong base?")
 	}
-	if place&0x8000 != 0 {
-		place &= 0x7fff
+	if ordinal&0x8000 != 0 {
+		ordinal &= 0x7fff
 	} else {
-		place = 0xffff - place
+		ordinal = 0xffff - ordinal
 	}
-	c.at, c.values = append(c.at, at), append(c.values, uint16(place))
+	c.at, c.values = append(c.at, at), append(c.values, uint16(ordinal))
 	return nil
 }
 
@@ -372,9 +376,9 @@ func classesBy(class func(upper int) int) *classTable {
 	return table
 }
 
-// find finds the changed elements by their ranks within their classes, 64 elements at a time, and
-// appends the changes. It counts the elements of all classes at once in the bytes of two words, and
-// classifies the elements one by one only if one of the 64 changes.
+// find finds the changed elements by their ranks within their classes, and appends the changes. It
+// searches windows of 64 elements. It counts the elements of all classes of a window at once, in the
+// bytes of two words, and classifies the elements one by one only if one of them changes.
 func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *changes) error {
 	classes := bf16Classes
 	if kind == f16Kind {
@@ -393,20 +397,20 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 		if len(window) > 2*classWindow {
 			window = window[:2*classWindow]
 		}
-		counts, apart := classes.count(window), false
+		counts, classified := classes.count(window), false
 		for i := range cursors {
 			c := &cursors[i]
-			past := c.seen + uint32(counts[c.class])
-			if c.rank < past {
-				if !apart {
-					apart = true
-					classes.tellApart(window, &found)
+			seenAfter := c.seen + uint32(counts[c.class])
+			if c.rank < seenAfter {
+				if !classified {
+					classified = true
+					classes.classify(window, &found)
 				}
-				if err := d.findIn(base, begin/2, maskOf(&found, c.class), c, past, to); err != nil {
+				if err := d.findIn(base, begin/2, maskOf(&found, c.class), c, seenAfter, to); err != nil {
 					return err
 				}
 			}
-			c.seen = past
+			c.seen = seenAfter
 		}
 	}
 	for i := range cursors {
@@ -418,10 +422,10 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 }
 
 // findIn appends the changes of a class in a window, whose first element has index first. mask has
-// one bit for each element of the class; past is the number of the class's elements up to the
+// one bit for each element of the class; seenAfter is the number of the class's elements up to the
 // window's end.
-func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, past uint32, to *changes) error {
-	for seen := c.seen; c.rank < past; seen++ {
+func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, seenAfter uint32, to *changes) error {
+	for seen := c.seen; c.rank < seenAfter; seen++ {
 		for ; seen < c.rank; seen++ {
 			mask &= mask - 1
 		}
@@ -456,8 +460,8 @@ func (t *classTable) count(window []byte) (counts [stepClasses]uint8) {
 	return counts
 }
 
-// tellApart writes the class of each element of a window into found.
-func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
+// classify writes the class of each element of a window into found.
+func (t *classTable) classify(window []byte, found *[classWindow]uint8) {
 	for i := range found {
 		found[i] = noClass
 	}
@@ -468,13 +472,13 @@ func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
 
 // maskOf returns a mask in which bit i is set if element i of a window has this class.
 func maskOf(found *[classWindow]uint8, class int) uint64 {
-	const each = 0x0101010101010101
-	const together = 0x0102040810204080 // gathers the lowest bits of all bytes in the highest byte
+	const ones = 0x0101010101010101
+	const gather = 0x0102040810204080 // as a factor: moves the lowest bits of all bytes into the highest byte
 	mask := uint64(0)
 	for i := 0; i < classWindow; i += 8 {
-		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // bytes: 0 for that class, else at most 31
-		same := ^(other + 0x7f*each) >> 7 & each
-		mask |= same * together >> 56 << i
+		differs := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*ones // bytes: 0 for this class, else at most 31
+		equals := ^(differs + 0x7f*ones) >> 7 & ones
+		mask |= equals * gather >> 56 << i
 	}
 	return mask
 }

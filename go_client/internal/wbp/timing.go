@@ -7,12 +7,12 @@ import "time"
 
 // Limits of this worker.
 const (
-	DepthMax              = 32      // nesting that the parser accepts; senders stop at 16
+	DepthMax              = 32      // depth of nested JSON that the parser accepts; senders use at most 16
 	LayoutBytesGuaranteed = 1 << 20 // layouts up to this size are always accepted: some 10,000 tensors
-	NamesGuaranteed       = 1 << 14 // names of a layout and its metadata that are always read: some 5 MB
+	NamesGuaranteed       = 1 << 14 // number of names in a layout that is always accepted: some 5 MB of memory
 	NameCost              = 512     // bytes of memory that one name counts as
-	BytesMaxDefault       = 1 << 36 // the largest version that a worker accepts by default
-	EpochsKept            = 8       // epochs for which the publisher's age is stored
+	BytesMaxDefault       = 1 << 36 // size of the largest version that a worker accepts by default
+	EpochsKept            = 8       // number of epochs for which the publisher's age is stored
 	BuffersMax            = 2       // staging buffers of a model: one complete, one arriving
 )
 

@@ -11,10 +11,10 @@ import (
 //	missing ──fetch──> requested ──┐
 //	   │                   │       ├──> here
 //	   ├──────push─────────┼───────┤
-//	   └──────lend─────────┴─> leased ──damaged, cut off──> missing
+//	   └──────lease────────┴─> leased ──damaged, cut off──> missing
 //
-// A chunk is leased while its payload is received directly into the buffer. Meanwhile other copies
-// of the chunk are ignored, so that its memory has one writer.
+// A chunk is leased while its payload is received directly into the buffer. Other copies of a leased
+// chunk are ignored, so that the chunk's memory has only one writer.
 const (
 	missing byte = iota
 	requested
@@ -24,7 +24,7 @@ const (
 
 const damagedMax = 16 // damaged chunks that are requested again without waiting for a timeout
 
-// A Lease is memory into which a payload is received, piece by piece.
+// A Lease is memory into which a payload is received in parts.
 type Lease struct {
 	view    []byte
 	count   int       // bytes received so far
@@ -32,19 +32,19 @@ type Lease struct {
 	opening *Opening  // decrypts the complete payload in place; nil if the payload is not sealed
 	owner   *Transfer // nil if the memory is not part of a transfer
 	index   int64     // of the chunk
-	seen    int       // count when wants was last called
-	over    bool      // the lease has ended: the memory must not be written
+	checked int       // count when dueFetches was last called
+	ended   bool      // the memory must no longer be written
 }
 
 // Room returns the memory for the next bytes; nil if the lease has ended.
 func (l *Lease) Room() []byte {
-	if l.over {
+	if l.ended {
 		return nil
 	}
 	return l.view[l.count:]
 }
 
-// Received processes n bytes that were written into Room.
+// Received records that the caller has written n bytes into Room.
 func (l *Lease) Received(n int) {
 	if l.owner != nil && l.opening == nil {
 		l.crc = crc32.Update(l.crc, castagnoli, l.view[l.count:l.count+n])
@@ -54,15 +54,15 @@ func (l *Lease) Received(n int) {
 
 // Payload returns the whole memory of the lease; nil if the lease has ended.
 func (l *Lease) Payload() []byte {
-	if l.over {
+	if l.ended {
 		return nil
 	}
 	return l.view
 }
 
-// verify reports whether the payload is complete and valid by the proof p, and returns its CRC-32C.
-// It decrypts a sealed payload in place.
-func (l *Lease) verify(p proof) (crc uint32, sound bool) {
+// verify reports whether the payload is complete and valid, and returns its CRC-32C. It decrypts a
+// sealed payload in place. p has the expected checksum of any other payload.
+func (l *Lease) verify(p proof) (crc uint32, valid bool) {
 	if l.count != len(l.view) {
 		return 0, false
 	}
@@ -72,15 +72,15 @@ func (l *Lease) verify(p proof) (crc uint32, sound bool) {
 	return l.crc, p == checksum(l.crc)
 }
 
-// A proof checks a chunk's payload, and copies or decrypts it into its place.
+// A proof checks a chunk's payload. store also copies or decrypts the payload into `to`.
 type proof interface {
-	store(to, payload []byte) (crc uint32, sound bool)
+	store(to, payload []byte) (crc uint32, valid bool)
 }
 
 // A checksum is the proof of a chunk that is not sealed.
 type checksum uint32
 
-func (c checksum) store(to, payload []byte) (crc uint32, sound bool) {
+func (c checksum) store(to, payload []byte) (crc uint32, valid bool) {
 	if CRC32C(payload) != uint32(c) {
 		return 0, false
 	}
@@ -91,70 +91,69 @@ func (c checksum) store(to, payload []byte) (crc uint32, sound bool) {
 // Cancel ends the lease of a payload that will not be completed.
 func (l *Lease) Cancel() {
 	if l.owner != nil {
-		l.owner.takeBack(l)
+		l.owner.endLease(l)
 	}
 }
 
-// A Transfer receives one version into a staging buffer. The version's chunks are pushed and
-// fetched in any order. A transfer of a patch receives the patch into separate memory, and the
-// version is decoded from it.
+// A Transfer receives one version into a staging buffer. The version's chunks are pushed or
+// fetched, and arrive in any order. A transfer of a patch receives the patch into separate memory,
+// and the version is decoded from the patch.
 //
-// Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
-// fetched at once. Missing chunks above that one may still be pushed, and are fetched after the end
-// message, or when nothing has arrived for a while. At most a window of chunks is requested at a
-// time. If no chunk arrives in time, all requested chunks become missing, and the retry delay
-// doubles until a chunk arrives. The publisher answers requests and pings in order: until it
+// Pushed chunks arrive in order. So a missing chunk below the highest pushed chunk was lost, and is
+// fetched at once. Missing chunks above it may still be pushed, and are fetched after the end
+// message, or when nothing has arrived for a while. At most WindowChunks chunks are requested at a
+// time. If no chunk arrives within the retry delay, all requested chunks become missing, and the
+// delay doubles until a chunk arrives. The publisher answers fetches and pings in order: until it
 // answers a ping that was sent after a fetch, the fetched chunks may be on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
 	Buffer   []byte
 	Key      Key
-	Here     int64  // number of chunks that have arrived
-	Restarts int    // number of digest mismatches
+	Here     int64  // index64 of chunks that have arrived
+	Restarts int    // index64 of digest mismatches
 	Digest   string // from the end message; empty before
 
-	patch *PatchOffer   // the patch that is received; nil: the whole version
-	base  *base         // the base of the patch, until letGo
-	job   *Patching     // while the patch is being decoded
-	took  time.Duration // time to decode the patch, once decoded
-	why   string        // the reason that no offered patch is received
-	tries int           // timeouts in a row on the same connection
+	patch     *PatchOffer   // the patch that is received; nil: the whole version
+	base      *base         // the base of the patch, until detachBase
+	job       *Patching     // while the patch is being decoded
+	took      time.Duration // time to decode the patch, once decoded
+	unpatched string        // the reason why no offered patch is received
+	timeouts  int           // index64 of timeouts in a row on the same connection
 
 	reportedAt time.Duration // when progress was last reported
 
-	plan       Plan
-	states     []byte
-	crcs       []uint32
-	damaged    int // number of damaged chunks
-	asked      int // number of requested chunks
-	cursor     int // no chunk below it is missing
-	pushed     int // all chunks below it were pushed; some may have been lost
-	leases     []*Lease
-	timing     *Timing
-	heardAt    time.Duration // when the last chunk arrived
-	askedAt    time.Duration // when the last fetch was sent
-	answeredTo time.Duration // when the last answered ping was sent
-	patience   time.Duration // the retry delay
-	gap        time.Duration // the longest recent time between two chunks
-	endAsked   bool
-	arrival    State // a state of arrivingTable
+	plan           Plan
+	states         []byte
+	crcs           []uint32
+	damaged        int // index64 of damaged chunks
+	requestedCount int // index64 of chunks in state requested
+	cursor         int // no chunk with a lower index is missing
+	pushedEnd      int // all chunks with a lower index were pushed; some may have been lost
+	leases         []*Lease
+	timing         *Timing
+	heardAt        time.Duration // when the last chunk arrived
+	fetchedAt      time.Duration // when the last fetch was sent
+	answeredTo     time.Duration // when the last answered ping was sent
+	retryDelay     time.Duration
+	gap            time.Duration // the longest recent time between two chunks
+	endRequested   bool
+	arrival        State // a state of arrivingTable
 }
 
-// newTransfer returns a transfer of a whole version into a buffer of its size. If patches are
-// offered, why is the reason that none is received.
+// newTransfer returns a transfer of a whole version into a buffer of its size. If the announcement
+// offers patches, why is the reason why none is received.
 func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, now time.Duration, timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
-	t.why = atMost(why, LabelMax)
+	t.unpatched = truncate(why, LabelMax)
 	return t
 }
 
-// newTransferOfPatch returns a transfer of a patch into a buffer of the patch's size. on is the
-// base on which the patch builds.
-func newTransferOfPatch(patch *PatchOffer, on *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
+// newTransferOfPatch returns a transfer of a patch on base b into a buffer of the patch's size.
+func newTransferOfPatch(patch *PatchOffer, b *base, announce *Announce, layout *Layout, buffer []byte, now time.Duration,
 	timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
-	t.patch, t.base = patch, on
+	t.patch, t.base = patch, b
 	return t
 }
 
@@ -163,14 +162,14 @@ func receive(announce *Announce, layout *Layout, buffer []byte, now time.Duratio
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
-		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience, arrival: received,
+		timing: timing, heardAt: now, fetchedAt: now, answeredTo: never, reportedAt: now, retryDelay: timing.Patience, arrival: received,
 	}
 }
 
 func (t *Transfer) count() int { return len(t.states) }
 
-// by returns the id of the patch that is received, or nil if the whole version is received.
-func (t *Transfer) by() *PatchID {
+// patchID returns the id of the patch that is received, or nil if the whole version is received.
+func (t *Transfer) patchID() *PatchID {
 	if t.patch == nil {
 		return nil
 	}
@@ -186,49 +185,48 @@ func (t *Transfer) matches(patch *PatchID) bool {
 	return t.patch.PatchID == *patch
 }
 
-// hopeless reports whether repeated requests have brought no new chunk.
-func (t *Transfer) hopeless() bool { return t.arrival != decoded && t.tries >= TriesMax }
+// isExhausted reports whether TriesMax requests in a row have brought no new chunk.
+func (t *Transfer) isExhausted() bool { return t.arrival != decoded && t.timeouts >= TriesMax }
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
-// add stores a chunk, and returns true if the chunk is new and valid. Any other chunk is ignored.
-// number is the chunk's index. lease is the memory that the payload was received into, or nil if
-// the payload is in other memory.
-func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
-	if number >= int64(t.count()) {
+// add stores a chunk, and returns true if the chunk is new and valid. It ignores any other chunk.
+// lease is the memory that the payload was received into, or nil if the payload is in other memory.
+func (t *Transfer) add(index64 int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
+	if index64 >= int64(t.count()) {
 		return false
 	}
-	index, crc, sound := int(number), uint32(0), false
-	if pushed && index >= t.pushed { // W10
-		t.pushed = index + 1
+	index, crc, valid := int(index64), uint32(0), false
+	if pushed && index >= t.pushedEnd { // W10
+		t.pushedEnd = index + 1
 	}
-	if lease != nil && lease.owner == t && !lease.over && lease.index == number {
-		t.takeBack(lease)
-		if crc, sound = lease.verify(p); !sound {
+	if lease != nil && lease.owner == t && !lease.ended && lease.index == index64 {
+		t.endLease(lease)
+		if crc, valid = lease.verify(p); !valid {
 			t.reject(index)
 			return false
 		}
-	} else if crc, sound = t.copy(index, p, payload); !sound { // W9
+	} else if crc, valid = t.copy(index, p, payload); !valid { // W9
 		return false
 	}
 	t.states[index] = here
 	t.crcs[index] = crc
 	t.Here++
-	t.hear(now)
+	t.recordArrival(now)
 	return true
 }
 
 // copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not
 // valid.
-func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
+func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, valid bool) {
 	if state := t.states[index]; state == here || state == leased || len(payload) == 0 {
 		return 0, false
 	}
 	begin, end := t.plan.Span(int64(index))
 	if int64(len(payload)) == end-begin {
-		crc, sound = p.store(t.Buffer[begin:end], payload)
+		crc, valid = p.store(t.Buffer[begin:end], payload)
 	}
-	if !sound {
+	if !valid {
 		t.reject(index)
 		return 0, false
 	}
@@ -239,7 +237,7 @@ func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound b
 // unrequest stops counting a chunk as requested, so that the window has room for another request.
 func (t *Transfer) unrequest(index int) {
 	if t.states[index] == requested {
-		t.asked--
+		t.requestedCount--
 	}
 }
 
@@ -252,9 +250,9 @@ func (t *Transfer) fits(index int64, size int) bool {
 	return int64(size) == end-begin
 }
 
-// lend returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted. opening
-// decrypts the chunk, or is nil if the chunk is not sealed.
-func (t *Transfer) lend(index int64, size int, opening *Opening) *Lease {
+// newLease returns a lease to receive a chunk into the buffer, or nil if the chunk is not wanted.
+// opening decrypts the chunk, or is nil if the chunk is not sealed.
+func (t *Transfer) newLease(index int64, size int, opening *Opening) *Lease {
 	if !t.fits(index, size) || t.states[index] == here || t.states[index] == leased {
 		return nil
 	}
@@ -267,53 +265,53 @@ func (t *Transfer) lend(index int64, size int, opening *Opening) *Lease {
 	return lease
 }
 
-// takeBack ends a lease: its memory must not be written any more.
-func (t *Transfer) takeBack(lease *Lease) {
+// endLease ends a lease: its memory must no longer be written. The chunk becomes missing.
+func (t *Transfer) endLease(lease *Lease) {
 	for i, known := range t.leases {
 		if known == lease {
 			t.leases = append(t.leases[:i], t.leases[i+1:]...)
-			lease.over = true
-			t.miss(int(lease.index))
+			lease.ended = true
+			t.markMissing(int(lease.index))
 			return
 		}
 	}
 }
 
-func (t *Transfer) takeBackAll() {
+func (t *Transfer) endAllLeases() {
 	for len(t.leases) > 0 {
-		t.takeBack(t.leases[0])
+		t.endLease(t.leases[0])
 	}
 }
 
-// miss marks a chunk as missing, so that it is fetched.
-func (t *Transfer) miss(index int) {
+// markMissing marks a chunk as missing, so that it is fetched.
+func (t *Transfer) markMissing(index int) {
 	t.states[index] = missing
 	if index < t.cursor {
 		t.cursor = index
 	}
 }
 
-// reject drops a damaged chunk. The first few damaged chunks are requested again at once, others
-// after a timeout.
+// reject drops a damaged chunk. The first damagedMax damaged chunks are requested again at once,
+// later ones after a timeout.
 func (t *Transfer) reject(index int) {
 	t.damaged++
 	if t.states[index] == requested && t.damaged <= damagedMax {
-		t.asked--
+		t.requestedCount--
 		t.states[index] = missing
 	}
 	if t.states[index] == missing {
-		t.miss(index)
+		t.markMissing(index)
 	}
 }
 
-// hear records that a chunk arrived, and adapts the retry delay to the time between chunks, for
-// slow links.
-func (t *Transfer) hear(now time.Duration) {
-	t.tries = 0
+// recordArrival records that a chunk arrived, and adapts the retry delay to the time between chunks,
+// so that a slow link does not cause timeouts.
+func (t *Transfer) recordArrival(now time.Duration) {
+	t.timeouts = 0
 	t.gap = longer(now-t.heardAt, t.gap*7/8)
-	t.patience = longer(t.timing.Patience, 4*t.gap) // W32
-	if t.patience > t.timing.PatienceMax {
-		t.patience = t.timing.PatienceMax
+	t.retryDelay = longer(t.timing.Patience, 4*t.gap) // W32
+	if t.retryDelay > t.timing.PatienceMax {
+		t.retryDelay = t.timing.PatienceMax
 	}
 	t.heardAt = now
 }
@@ -331,10 +329,10 @@ func (t *Transfer) end(digest string) {
 	t.pull()
 }
 
-// pull makes wants fetch all missing chunks from now on: probably no more chunks will be pushed.
-func (t *Transfer) pull() { t.changeWay(unpushed) }
+// pull makes dueFetches fetch all missing chunks from now on: probably none will be pushed.
+func (t *Transfer) pull() { t.changeArrival(unpushed) }
 
-func (t *Transfer) changeWay(event Event) {
+func (t *Transfer) changeArrival(event Event) {
 	if after := arrivingTable[t.arrival][event]; after != "" {
 		t.arrival = after
 	}
@@ -342,7 +340,7 @@ func (t *Transfer) changeWay(event Event) {
 
 // decode returns a job that decodes the complete patch into buffer.
 func (t *Transfer) decode(buffer []byte) *Patching {
-	t.changeWay(patched)
+	t.changeArrival(patched)
 	t.job = &Patching{Model: t.Announce.Model, transfer: t, base: t.base, patch: t.Buffer, buffer: buffer, digest: t.Digest}
 	return t.job
 }
@@ -350,18 +348,18 @@ func (t *Transfer) decode(buffer []byte) *Patching {
 // decoded records that the patch has been decoded, and how long that took.
 func (t *Transfer) decoded(took time.Duration) { t.job, t.took = nil, took }
 
-// revoke cancels the decoding of the patch. It returns false if no patch was being decoded.
-func (t *Transfer) revoke() bool {
+// cancelDecoding cancels the decoding of the patch. It returns false if no patch was being decoded.
+func (t *Transfer) cancelDecoding() bool {
 	if t.job != nil {
-		t.job.end()
+		t.job.cancel()
 	}
 	return t.job != nil
 }
 
-// letGo ends all leases, so that the buffer is not written any more. If the transfer has a base,
-// letGo releases the patch's memory and returns the base.
-func (t *Transfer) letGo() *base {
-	t.takeBackAll()
+// detachBase ends all leases, so that the buffer is not written any more. If the transfer has a base,
+// detachBase releases the patch's memory and returns the base.
+func (t *Transfer) detachBase() *base {
+	t.endAllLeases()
 	b := t.base
 	if b != nil {
 		release(t.Buffer)
@@ -373,8 +371,8 @@ func (t *Transfer) letGo() *base {
 // answered records that the ping sent at sentAt, and every request before it, was answered.
 func (t *Transfer) answered(sentAt time.Duration) { t.answeredTo = sentAt }
 
-// reports returns true if a report of progress is due, and then records that it is sent. (W23)
-func (t *Transfer) reports(now time.Duration) bool {
+// reportDue reports whether a report of progress is due, and if so records that it is sent. (W23)
+func (t *Transfer) reportDue(now time.Duration) bool {
 	due := now-t.reportedAt >= t.timing.Report || t.Here%ProgressChunks == 0
 	if due {
 		t.reportedAt = now
@@ -382,74 +380,74 @@ func (t *Transfer) reports(now time.Duration) bool {
 	return due
 }
 
-// read copies every chunk from data, which holds the whole version.
-func (t *Transfer) read(data []byte) {
-	t.takeBackAll()
+// copyFrom copies every chunk from data, which holds the whole version.
+func (t *Transfer) copyFrom(data []byte) {
+	t.endAllLeases()
 	for i := range t.states {
 		begin, end := t.plan.Span(int64(i))
 		copy(t.Buffer[begin:end], data[begin:end])
 		t.states[i], t.crcs[i] = here, CRC32C(t.Buffer[begin:end])
 	}
-	t.Here, t.asked, t.cursor = int64(t.count()), 0, t.count()
+	t.Here, t.requestedCount, t.cursor = int64(t.count()), 0, t.count()
 }
 
-// dropChunks marks all chunks as missing. It is called if the shared memory was overwritten while read
-// copied it, or if the digest does not match.
+// dropChunks marks all chunks as missing. It is called if the shared memory was overwritten while
+// copyFrom copied it, or if the digest does not match.
 func (t *Transfer) dropChunks() { t.Here, t.states, t.cursor = 0, make([]byte, t.count()), 0 }
 
-// wants returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the end
-// message.
-func (t *Transfer) wants(now time.Duration) []Message {
+// dueFetches returns the fetches that are due. A Fetch of 0 chunks requests the announcement and the
+// end message.
+func (t *Transfer) dueFetches(now time.Duration) []Message {
 	if t.arrival == decoded {
 		return nil
 	}
 	for _, lease := range t.leases {
-		if lease.count > lease.seen {
-			lease.seen, t.heardAt = lease.count, now
+		if lease.count > lease.checked {
+			lease.checked, t.heardAt = lease.count, now
 		}
 	}
 	silent := now - t.heardAt
 	if silent >= t.timing.Quiet { // W30
 		t.pull()
 	}
-	patience := t.patience
-	if t.answeredTo <= t.askedAt { // the chunks may still be on their way
-		patience = t.timing.PatienceMax
+	timeout := t.retryDelay
+	if t.answeredTo <= t.fetchedAt { // the chunks may still be on their way
+		timeout = t.timing.PatienceMax
 	}
-	if silent >= patience { // W12, W32
-		t.tries++
-		t.askAgain(now)
-		t.patience *= 2
-		if t.patience > t.timing.PatienceMax {
-			t.patience = t.timing.PatienceMax
+	if silent >= timeout { // W12, W32
+		t.timeouts++
+		t.requestAgain(now)
+		t.retryDelay *= 2
+		if t.retryDelay > t.timing.PatienceMax {
+			t.retryDelay = t.timing.PatienceMax
 		}
 	}
 	var fetches []Message
-	if t.Digest == "" && t.arrival == pulled && !t.endAsked {
-		t.endAsked = true
+	if t.Digest == "" && t.arrival == pulled && !t.endRequested {
+		t.endRequested = true
 		fetches = append(fetches, t.fetch(0, 0))
 	}
-	if t.asked <= WindowChunks/2 { // W11
-		fetches = t.ranges(fetches)
+	if t.requestedCount <= WindowChunks/2 { // W11
+		fetches = t.addFetches(fetches)
 	}
 	if len(fetches) > 0 {
-		t.askedAt = now
+		t.fetchedAt = now
 	}
 	return fetches
 }
 
 func (t *Transfer) fetch(first, count int) Message {
 	return &Fetch{Model: t.Announce.Model, Epoch: t.Key.Epoch, Version: t.Key.Version,
-		First: int64(first), Count: int64(count), Patch: t.by(), Unpatched: t.why} // D10
+		First: int64(first), Count: int64(count), Patch: t.patchID(), Unpatched: t.unpatched} // D10
 }
 
-// ranges appends requests for missing chunks until the window is full.
-func (t *Transfer) ranges(fetches []Message) []Message {
-	limit := t.pushed
+// addFetches appends fetches of missing chunks until WindowChunks chunks are requested.
+func (t *Transfer) addFetches(fetches []Message) []Message {
+	limit := t.pushedEnd
 	if t.arrival == pulled {
 		limit = t.count()
 	}
-	for t.asked < WindowChunks {
+	for t.requestedCount < WindowChunks {
 		if t.cursor >= limit {
 			return fetches
 		}
@@ -460,9 +458,9 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 		}
 		first := t.cursor + found
 		last := first
-		for last < limit && t.states[last] == missing && t.asked < WindowChunks {
+		for last < limit && t.states[last] == missing && t.requestedCount < WindowChunks {
 			t.states[last] = requested
-			t.asked++
+			t.requestedCount++
 			last++
 		}
 		t.cursor = last
@@ -471,35 +469,35 @@ func (t *Transfer) ranges(fetches []Message) []Message {
 	return fetches
 }
 
-// verify reports whether the version matches its digest. If not, it marks all chunks as missing.
+// verify reports whether the version matches its digest. If it does not, verify marks all chunks as
+// missing.
 func (t *Transfer) verify() bool {
 	if t.Digest == Digest(t.Announce.Layout, t.plan.ChunkBytes, t.crcs) {
 		return true
 	}
 	t.Restarts++
 	t.dropChunks()
-	t.asked, t.pushed = 0, 0
-	t.Digest, t.endAsked = "", false
+	t.requestedCount, t.pushedEnd = 0, 0
+	t.Digest, t.endRequested = "", false
 	t.pull()
 	return false
 }
 
-// reconnected requests all missing chunks again, since the requests of the previous session will
-// not be answered.
+// reconnected handles a new session: it makes dueFetches request all missing chunks again, since the
+// requests of the previous session will not be answered.
 func (t *Transfer) reconnected(now time.Duration) {
-	t.askAgain(now)
+	t.requestAgain(now)
 	t.pull()
-	t.tries = 0
+	t.timeouts = 0
 }
 
-// askAgain marks all requested chunks as missing, so that they are requested again, and ends all
-// leases.
-func (t *Transfer) askAgain(now time.Duration) {
-	t.takeBackAll()
+// requestAgain marks all requested and leased chunks as missing, so that they are requested again.
+func (t *Transfer) requestAgain(now time.Duration) {
+	t.endAllLeases()
 	for i, state := range t.states {
 		if state == requested {
 			t.states[i] = missing
 		}
 	}
-	t.asked, t.cursor, t.endAsked, t.heardAt = 0, 0, false, now
+	t.requestedCount, t.cursor, t.endRequested, t.heardAt = 0, 0, false, now
 }

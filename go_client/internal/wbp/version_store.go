@@ -4,27 +4,27 @@ import "time"
 
 const rejectedKept = 8 // rejected versions that are remembered
 
-// inMemory has the phases that need a buffer or a segment.
-var inMemory = map[State]bool{arriving: true, staged: true, ready: true, applying: true}
+// phasesWithMemory are the phases in which a version needs a buffer or a segment.
+var phasesWithMemory = map[State]bool{arriving: true, staged: true, ready: true, applying: true}
 
-// A versionEntry is a version with its phase and the data that belongs to that phase.
+// A versionEntry is a version with its phase and the data of that phase.
 type versionEntry struct {
 	Key
-	announce *Announce
-	phase    State
-	lacks    State   // what the version waits for, while announced
-	layout   *Layout // once known
-	buffer   []byte
-	segment  Segment        // shared memory with its data instead of a buffer
-	shared   bool           // the buffer was copied from shared memory
-	transfer *Transfer      // while arriving
-	staged   *StagedVersion // once staged
-	isHeld   bool           // while staged: it is committed, and waits for its companions
-	running  *Running       // while running
+	announce         *Announce
+	phase            State
+	lacks            State   // what the version waits for, while announced (a state of announcedTable)
+	layout           *Layout // once known
+	buffer           []byte
+	segment          Segment        // shared memory that has the version's data; nil if buffer has the data
+	shared           bool           // the buffer was copied from shared memory
+	transfer         *Transfer      // while arriving
+	staged           *StagedVersion // once staged
+	awaitsCompanions bool           // while staged: the version is committed, and waits for its companions
+	running          *Running       // while running
 }
 
-// updateAnnouncement replaces the stored announcement with a repeated one. It returns false, and
-// changes nothing, if the two describe different bytes.
+// updateAnnouncement replaces the stored announcement with a repeated one. If the two announcements
+// describe different bytes, it changes nothing and returns false.
 func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	same := a.Layout == v.announce.Layout && a.Bytes == v.announce.Bytes && a.ChunkBytes == v.announce.ChunkBytes
 	if same {
@@ -33,10 +33,10 @@ func (v *versionEntry) updateAnnouncement(a *Announce) bool {
 	return same
 }
 
-// knows sets the layout of the version.
-func (v *versionEntry) knows(layout *Layout) { v.layout = layout }
+// setLayout sets the layout of the version.
+func (v *versionEntry) setLayout(layout *Layout) { v.layout = layout }
 
-// resolve records that the layout or memory that an announced version waits for has become
+// resolve applies an event to what an announced version waits for: its layout or memory has become
 // available, or is not available now.
 func (v *versionEntry) resolve(event Event) {
 	if after := announcedTable[v.lacks][event]; after != "" {
@@ -46,14 +46,14 @@ func (v *versionEntry) resolve(event Event) {
 
 // copy copies the version from a segment, if the segment still holds it. (S6)
 func (v *versionEntry) copy(segment Segment) {
-	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.read) == nil
+	v.shared = segment.Copy(v.announce.Model, v.Key, v.transfer.copyFrom) == nil
 	if !v.shared {
 		v.transfer.dropChunks()
 	}
 }
 
-// hold records that the staged version is committed, and waits for its companions. (C2)
-func (v *versionEntry) hold() { v.isHeld = true }
+// awaitCompanions records that the staged version is committed, and waits for its companions. (C2)
+func (v *versionEntry) awaitCompanions() { v.awaitsCompanions = true }
 
 // setTransfer sets the transfer that receives the version.
 func (v *versionEntry) setTransfer(t *Transfer) { v.transfer = t }
@@ -72,11 +72,11 @@ type versionStore struct {
 	mode    State
 	buffers buffers
 	base    *base // nil: no patch can be decoded
-	// Versions that are not retried. Versions older than a rejected one are accepted: the rejected
-	// one may have been aborted or sent to a few workers only, so an older version that this worker
-	// missed may be the latest for all workers.
+	// Versions that are not retried. Versions older than a rejected version are accepted: the
+	// publisher may have aborted the rejected version or sent it to only a few workers, so an older
+	// version that this worker missed may be the latest for all workers.
 	rejected []Key
-	live     []*versionEntry // neither dropped nor rejected, in the order of their last moves
+	live     []*versionEntry // neither dropped nor rejected, in the order in which they entered their phases
 }
 
 // inPhase returns the version that is in this phase, or nil if there is none. If there are several,
@@ -113,25 +113,26 @@ func (s *versionStore) find(key Key, phases ...State) *versionEntry {
 	return nil
 }
 
-// held returns the staged version if it is committed, and waits for its companions; else nil.
-func (s *versionStore) held() *versionEntry {
-	if v := s.inPhase(staged); v != nil && v.isHeld {
+// awaitingCompanions returns the staged version if it is committed and waits for its companions;
+// else nil.
+func (s *versionStore) awaitingCompanions() *versionEntry {
+	if v := s.inPhase(staged); v != nil && v.awaitsCompanions {
 		return v
 	}
 	return nil
 }
 
-// waiting returns the newest version that may be applied, or could be but for its companions; nil
-// if there is none.
+// waiting returns the version that waits for its companions, else the version that is ready to be
+// applied; nil if there is neither.
 func (s *versionStore) waiting() *versionEntry {
-	if held := s.held(); held != nil {
-		return held
+	if v := s.awaitingCompanions(); v != nil {
+		return v
 	}
 	return s.inPhase(ready)
 }
 
-// offers reports whether this version or a newer one is ready or runs.
-func (s *versionStore) offers(key Key) bool {
+// hasReadyOrRunning reports whether the version with this key or a newer one is ready or runs.
+func (s *versionStore) hasReadyOrRunning(key Key) bool {
 	for _, v := range s.all(ready, running) {
 		if !key.Newer(v.Key) {
 			return true
@@ -160,7 +161,7 @@ func (s *versionStore) isRejected(key Key) bool {
 	return false
 }
 
-// expect adds an announced version, and drops the version that was in phase announced before.
+// expect adds an announced version, and drops the version that was in phase announced before it.
 func (s *versionStore) expect(a *Announce) *versionEntry {
 	s.move(s.inPhase(announced), newer)
 	v := &versionEntry{Key: Key{a.Epoch, a.Version}, announce: a, phase: announced, lacks: aLayout}
@@ -168,8 +169,8 @@ func (s *versionStore) expect(a *Announce) *versionEntry {
 	return v
 }
 
-// takeMemory takes a staging buffer for a version. If all buffers are in use, it records that the
-// version waits for a buffer, and returns false.
+// takeMemory takes a staging buffer for a version. If all buffers are in use or the allocation fails,
+// it records that the version waits for a buffer, and returns false.
 func (s *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	var err error
 	if v.buffer, err = s.buffers.take(v.announce.Bytes); v.buffer == nil {
@@ -180,8 +181,9 @@ func (s *versionStore) takeMemory(v *versionEntry) (bool, error) {
 	return true, nil
 }
 
-// reconnected prepares for a new session of an epoch. The previous session's requests will not be
-// answered, so announced versions are dropped and the arriving version is requested again. (W28)
+// reconnected prepares for a new session of an epoch. It drops announced versions, and versions of
+// other epochs that are not ready yet. It requests the arriving version again, since the requests of
+// the previous session will not be answered. (W28)
 func (s *versionStore) reconnected(epoch int64, now time.Duration) {
 	for _, v := range s.all(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
@@ -216,15 +218,15 @@ func (s *versionStore) rename(v *versionEntry, key Key) {
 	}
 }
 
-// move applies an event to a version. It returns false if the version's phase has no transition for
-// the event. The values in by are a new transfer, staged version or running version, which move
-// stores in the version.
-func (s *versionStore) move(v *versionEntry, event Event, by ...interface{}) bool {
+// move applies an event to a version. It returns false if v is nil or the version's phase has no
+// transition for the event. parts are new values for the fields of the next phase: a *Transfer,
+// *StagedVersion or *Running.
+func (s *versionStore) move(v *versionEntry, event Event, parts ...interface{}) bool {
 	if v == nil || versionTable[v.phase][event] == "" {
 		return false
 	}
 	v.phase = versionTable[v.phase][event]
-	for _, part := range by {
+	for _, part := range parts {
 		switch part := part.(type) {
 		case *Transfer:
 			v.transfer = part
@@ -248,7 +250,7 @@ func (s *versionStore) move(v *versionEntry, event Event, by ...interface{}) boo
 	default:
 		s.live = append(s.live, v)
 	}
-	if !inMemory[v.phase] {
+	if !phasesWithMemory[v.phase] {
 		s.giveBack(v)
 	}
 	return true
@@ -263,7 +265,7 @@ func (s *versionStore) giveBack(v *versionEntry) {
 	if v.buffer == nil {
 		return
 	}
-	if !v.transfer.revoke() { // if it was being decoded, decoded releases both
+	if !v.transfer.cancelDecoding() { // otherwise follower.decoded releases the transfer and the buffer
 		s.release(v.transfer)
 		s.buffers.giveBack(v.buffer)
 	}
@@ -272,8 +274,8 @@ func (s *versionStore) giveBack(v *versionEntry) {
 
 // The patch base.
 
-// setPatchBase makes the bytes of a new running version the patch base instead of the previous
-// base. If v is nil, there is no base any more. While a patch needs the previous base, setPatchBase
+// setPatchBase makes the bytes of a new running version the patch base, and releases the previous
+// base. If v is nil, there is no base afterwards. While a patch uses the previous base, setPatchBase
 // changes nothing and returns false.
 func (s *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	old := s.base
@@ -293,16 +295,16 @@ func (s *versionStore) setPatchBase(v *versionEntry, runs *Running) bool {
 	return true
 }
 
-// buildOn returns the base for a new patch. The patch counts as a user of the base until release.
-func (s *versionStore) buildOn() *base {
+// useBase returns the base for a new patch, which counts as a user of the base until release.
+func (s *versionStore) useBase() *base {
 	s.base.users++
 	return s.base
 }
 
-// release ends a transfer's use of its base. If the base's version no longer runs, release drops
-// the base.
+// release ends a transfer's use of its base, if it has one. If the base's version no longer runs,
+// release drops the base.
 func (s *versionStore) release(t *Transfer) {
-	b := t.letGo()
+	b := t.detachBase()
 	if b == nil {
 		return
 	}

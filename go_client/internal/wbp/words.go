@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-const cut = "…"
+const ellipsis = "…"
 
 // Printable returns a peer's text as one line that is safe to print: control, formatting and other
 // invisible characters are escaped. A newline becomes \n, an escape \x1b, a right-to-left override
@@ -25,5 +25,5 @@ func Printable(text string, most int) string {
 	if most == 0 || utf8.RuneCountInString(shown.String()) <= most {
 		return shown.String()
 	}
-	return atMost(shown.String(), most-1) + cut
+	return truncate(shown.String(), most-1) + ellipsis
 }

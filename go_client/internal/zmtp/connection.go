@@ -12,25 +12,25 @@ import (
 const (
 	dialTimeout  = 5 * time.Second       // for name lookup and connecting
 	openTimeout  = 5 * time.Second       // for the handshake
-	redialMin    = 50 * time.Millisecond // before the next attempt; doubles
+	redialMin    = 50 * time.Millisecond // pause before the next attempt; doubles with each failure
 	redialMax    = time.Second
-	pingEvery    = 5 * time.Second  // pings of ZMTP, which detect a dead peer
-	silenceMax   = 30 * time.Second // longer than 1 MiB takes at 40 kB/s
-	pingsMax     = 10 * silenceMax  // silence but for commands: a publisher may have no version
+	pingInterval = 5 * time.Second  // of ZMTP pings, which detect a dead peer
+	silenceMax   = 30 * time.Second // without any byte; longer than 1 MiB takes at 40 kB/s
+	pingsMax     = 10 * silenceMax  // with commands only: a publisher may have no version to send
 	receiveBytes = 1 << 18          // bytes to read at once, so that they are in the cache for the checksum
 	outgoingMax  = 1 << 20          // bytes to queue for a peer that does not read
-	pongsMax     = 1 << 16          // bytes in that queue above which a PING is an error
+	pongsMax     = 1 << 16          // queued bytes above which a PING is an error
 )
 
-// An Owner is the user of connections. Its Lock guards the whole state of the connections. A
-// Connection holds Lock when it calls the functions. The owner must hold Lock when it calls any
-// method of a Connection except Close and Wait.
+// An Owner has the callbacks of the connections' user. Its Lock guards the whole state of the
+// connections. A Connection holds Lock when it calls the functions. The owner must hold Lock when it
+// calls any method of a Connection except Close, Stop and Wait.
 type Owner struct {
-	Lock     sync.Locker
-	Opened   func()                                // messages can be sent
-	Place    func(frames [][]byte, size int) Place // see NewStream
-	Received func(m Message)                       // a message is complete
-	Closed   func(err error)                       // the connection broke, or an attempt failed
+	Lock      sync.Locker
+	Opened    func()                                 // the handshake is complete: messages can be sent
+	BufferFor func(frames [][]byte, size int) Buffer // see NewStream
+	Received  func(m Message)                        // a message is complete
+	Closed    func(err error)                        // the connection broke, or an attempt to connect failed
 }
 
 // A HungUpError means that the peer closed the connection during the handshake.
@@ -44,7 +44,7 @@ func (e *HungUpError) Error() string {
 func (e *HungUpError) Unwrap() error { return e.Err }
 
 // A Connection keeps a connection to an endpoint open until Close. After a failure it dials again,
-// after a pause that doubles up to a second.
+// after a pause that doubles up to redialMax.
 type Connection struct {
 	owner   Owner
 	kind    Kind
@@ -53,23 +53,23 @@ type Connection struct {
 	address string
 	resolve Resolve
 
-	stream  *Stream
-	conn    net.Conn // nil while not connected
-	writing bool     // bytes were taken from the stream, and are not written yet
-	topics  map[string]bool
-	ticket  []byte // the first message of the next connection
-	shows   bool   // each connection needs a ticket
-	barred  bool   // the next attempt waits for a ticket
-	shown   chan struct{}
-	heardAt time.Time   // when bytes were last received
-	spokeAt time.Time   // when a message, or a part of one, was last received
-	bucket  tokenBucket // of commands
-	pinged  time.Time
-	since   time.Time
-	kick    chan struct{} // wakes the writer
-	cancel  context.CancelFunc
-	hangUp  context.CancelFunc // aborts the connection, the attempt, or the pause after it
-	done    chan struct{}
+	stream       *Stream
+	conn         net.Conn // nil while not connected
+	writing      bool     // bytes were taken from the stream, and are not written yet
+	topics       map[string]bool
+	ticket       []byte // the first message of the next connection
+	needsTicket  bool   // each connection needs a ticket
+	awaitsTicket bool   // the next attempt waits for a ticket
+	ticketSet    chan struct{}
+	receivedAt   time.Time   // when bytes were last received
+	messageAt    time.Time   // when a message, or a part of one, was last received
+	bucket       tokenBucket // of commands
+	pingedAt     time.Time
+	connectedAt  time.Time
+	wakeWriter   chan struct{}
+	cancel       context.CancelFunc
+	abort        context.CancelFunc // aborts the connection, the attempt, or the pause after it
+	done         chan struct{}
 	receiver
 }
 
@@ -82,18 +82,18 @@ func Dial(network, address string, resolve Resolve, kind Kind, limits Limits, ow
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
 		owner: owner, kind: kind, limits: limits, network: network, address: address, resolve: resolve,
-		topics: map[string]bool{}, kick: make(chan struct{}, 1), shown: make(chan struct{}, 1), cancel: cancel, hangUp: func() {},
+		topics: map[string]bool{}, wakeWriter: make(chan struct{}, 1), ticketSet: make(chan struct{}, 1), cancel: cancel, abort: func() {},
 		done: make(chan struct{}),
 	}
 	go c.run(ctx)
 	return c
 }
 
-// Open reports whether messages can be sent.
+// Open reports whether the handshake is complete, so that messages can be sent.
 func (c *Connection) Open() bool { return c.conn != nil && c.stream.Open() }
 
 // Send queues a message of one frame. It drops the message and returns false if the connection is
-// not open, or the peer has not read for too long.
+// not open, or the peer has not read the messages before.
 func (c *Connection) Send(frame []byte) bool {
 	if !c.Open() || len(c.stream.Outgoing)+len(frame) > outgoingMax {
 		return false
@@ -112,45 +112,45 @@ func (c *Connection) Subscribe(topic string, on bool) {
 	}
 }
 
-// Show sets the ticket that the next connection sends first. A ticket is valid for one connection,
-// so each later connection waits for another call of Show. After Show(nil), connections need no
-// ticket.
-func (c *Connection) Show(ticket []byte) {
-	c.ticket, c.shows = ticket, ticket != nil
+// SetTicket sets the ticket that the next connection sends first. A ticket is valid for one
+// connection, so each later connection waits for another call of SetTicket. After SetTicket(nil),
+// connections need no ticket.
+func (c *Connection) SetTicket(ticket []byte) {
+	c.ticket, c.needsTicket = ticket, ticket != nil
 	select {
-	case c.shown <- struct{}{}:
+	case c.ticketSet <- struct{}{}:
 	default:
 	}
 }
 
-// Barred reports whether the connection waits for a ticket.
-func (c *Connection) Barred() bool { return c.barred }
+// AwaitsTicket reports whether the connection waits for a ticket.
+func (c *Connection) AwaitsTicket() bool { return c.awaitsTicket }
 
 // Redial closes the current connection, which may be dead, and dials at once. Queued messages are
 // lost.
-func (c *Connection) Redial() { c.hangUp() }
+func (c *Connection) Redial() { c.abort() }
 
 // Tick must be called about ten times a second. It sends pings that are due, and closes a
-// connection on which nothing is received. It also makes the reader read the part of a payload that
-// has arrived.
+// connection on which nothing has been received for too long. It also makes the reader read the part
+// of a payload that has arrived.
 func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
 	}
-	silent := c.kind.Pings && (now.Sub(c.heardAt) >= silenceMax || now.Sub(c.spokeAt) >= pingsMax)
-	if silent || !c.stream.Open() && now.Sub(c.since) >= openTimeout {
+	isSilent := c.kind.Pings && (now.Sub(c.receivedAt) >= silenceMax || now.Sub(c.messageAt) >= pingsMax)
+	if isSilent || !c.stream.Open() && now.Sub(c.connectedAt) >= openTimeout {
 		_ = c.conn.Close()
 		return
 	}
-	if c.kind.Pings && now.Sub(c.pinged) >= pingEvery {
-		c.pinged = now
+	if c.kind.Pings && now.Sub(c.pingedAt) >= pingInterval {
+		c.pingedAt = now
 		c.stream.Ping(uint16(silenceMax / (100 * time.Millisecond)))
 		c.flush()
 	}
-	c.takeWhatIsHere()
+	c.readAvailable()
 }
 
-// Close closes the connection once queued bytes were sent, at the latest after linger.
+// Close closes the connection once queued bytes were sent, or after linger if they were not.
 func (c *Connection) Close(linger time.Duration) {
 	deadline := time.Now().Add(linger)
 	for pause := 100 * time.Microsecond; c.unsent() && time.Now().Before(deadline); pause *= 2 {
@@ -173,7 +173,7 @@ func (c *Connection) unsent() bool {
 
 func (c *Connection) flush() {
 	select {
-	case c.kick <- struct{}{}:
+	case c.wakeWriter <- struct{}{}:
 	default:
 	}
 }
@@ -184,7 +184,7 @@ func (c *Connection) run(ctx context.Context) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	for pause := redialMin; ctx.Err() == nil; {
 		attempt := c.attempt(ctx)
-		if !c.admitted(attempt) {
+		if !c.awaitTicket(attempt) {
 			continue
 		}
 		conn, err := c.dial(attempt, &dialer)
@@ -196,10 +196,10 @@ func (c *Connection) run(ctx context.Context) {
 				err = &HungUpError{err}
 			}
 		}
-		if gotMessage { // a completed handshake alone does not show that reconnecting is worth it
+		if gotMessage { // a handshake is not enough: a peer may close each connection after it
 			pause = redialMin
 		}
-		c.closed(attempt, err)
+		c.reportClosed(attempt, err)
 		select {
 		case <-attempt.Done():
 			pause = redialMin
@@ -212,8 +212,8 @@ func (c *Connection) run(ctx context.Context) {
 	}
 }
 
-// closed calls Closed, unless this side has aborted the attempt.
-func (c *Connection) closed(attempt context.Context, err error) {
+// reportClosed calls Closed, unless this side has aborted the attempt.
+func (c *Connection) reportClosed(attempt context.Context, err error) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
 	if attempt.Err() == nil {
@@ -221,7 +221,7 @@ func (c *Connection) closed(attempt context.Context, err error) {
 	}
 }
 
-// dial connects to the first address that accepts.
+// dial connects to the first address of the endpoint that accepts the connection.
 func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Conn, err error) {
 	if c.resolve == nil {
 		return dialer.DialContext(ctx, c.network, c.address)
@@ -237,21 +237,21 @@ func (c *Connection) dial(ctx context.Context, dialer *net.Dialer) (conn net.Con
 	return conn, err
 }
 
-// attempt returns the context of a new attempt, which hangUp aborts.
+// attempt returns the context of a new attempt, which abort cancels.
 func (c *Connection) attempt(ctx context.Context) context.Context {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	c.hangUp() // release the previous attempt's context
-	ctx, c.hangUp = context.WithCancel(ctx)
+	c.abort() // release the previous attempt's context
+	ctx, c.abort = context.WithCancel(ctx)
 	return ctx
 }
 
-// admitted waits for a ticket if one is needed. It returns false if the attempt was aborted.
-func (c *Connection) admitted(attempt context.Context) bool {
+// awaitTicket waits for a ticket if one is needed. It returns false if the attempt was aborted.
+func (c *Connection) awaitTicket(attempt context.Context) bool {
 	for {
 		c.owner.Lock.Lock()
-		c.barred = c.shows && c.ticket == nil
-		barred := c.barred
+		c.awaitsTicket = c.needsTicket && c.ticket == nil
+		barred := c.awaitsTicket
 		c.owner.Lock.Unlock()
 		if !barred {
 			return true
@@ -259,7 +259,7 @@ func (c *Connection) admitted(attempt context.Context) bool {
 		select {
 		case <-attempt.Done():
 			return false
-		case <-c.shown:
+		case <-c.ticketSet:
 		}
 	}
 }
@@ -270,28 +270,28 @@ func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened, gotMessa
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c.begin(conn)
-	var both sync.WaitGroup
-	both.Add(2)
-	go func() { defer both.Done(); c.write(ctx, conn) }()
-	go func() { defer both.Done(); <-ctx.Done(); _ = conn.Close() }()
+	var goroutines sync.WaitGroup
+	goroutines.Add(2)
+	go func() { defer goroutines.Done(); c.write(ctx, conn) }()
+	go func() { defer goroutines.Done(); <-ctx.Done(); _ = conn.Close() }()
 	err = c.read(conn)
 	opened, gotMessage = c.finish()
 	cancel()
-	both.Wait()
+	goroutines.Wait()
 	return opened, gotMessage, err
 }
 
 func (c *Connection) begin(conn net.Conn) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
-	c.stream = NewStream(c.kind, c.limits, c.owner.Place)
-	c.stream.First, c.ticket = c.ticket, nil
+	c.stream = NewStream(c.kind, c.limits, c.owner.BufferFor)
+	c.stream.FirstMessage, c.ticket = c.ticket, nil
 	for topic, on := range c.topics {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
 	c.writing = false
-	c.conn, c.heardAt, c.spokeAt, c.pinged, c.since, c.bucket = conn, now, now, now, now, newTokenBucket(now)
+	c.conn, c.receivedAt, c.messageAt, c.pingedAt, c.connectedAt, c.bucket = conn, now, now, now, now, newTokenBucket(now)
 	c.flush()
 }
 
@@ -311,7 +311,7 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.kick:
+		case <-c.wakeWriter:
 		}
 		c.owner.Lock.Lock()
 		out := c.stream.Outgoing
@@ -319,7 +319,7 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 		c.owner.Lock.Unlock()
 		_ = conn.SetWriteDeadline(time.Now().Add(silenceMax))
 		if _, err := conn.Write(out); err != nil {
-			_ = conn.Close() // the reader notices
+			_ = conn.Close() // then read returns, too
 			return
 		}
 		spare = out
@@ -331,17 +331,17 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 
 // received processes n bytes that were read into the stream's Room.
 func (c *Connection) received(n int) error {
-	c.heardAt = time.Now()
+	c.receivedAt = time.Now()
 	commands, messages := c.stream.Commands, c.stream.Messages
 	err := c.deliver(n)
-	for err == nil && c.stream.Held {
+	for err == nil && c.stream.Pending {
 		err = c.deliver(0)
 	}
 	if c.stream.Messages > messages {
-		c.spokeAt = c.heardAt
+		c.messageAt = c.receivedAt
 	}
 	if err == nil {
-		err = c.bears(c.stream.Commands - commands)
+		err = c.checkCommands(c.stream.Commands - commands)
 	}
 	if len(c.stream.Outgoing) > 0 {
 		c.flush()
@@ -352,14 +352,14 @@ func (c *Connection) received(n int) error {
 	return err
 }
 
-// bears returns an error if the peer exceeds the rate limit with this many further commands, or
-// does not read the answers.
-func (c *Connection) bears(commands int) error {
+// checkCommands returns an error if the peer exceeds the rate limit by sending this many further
+// commands, or does not read the answers.
+func (c *Connection) checkCommands(commands int) error {
 	switch {
 	case commands == 0:
 	case len(c.stream.Outgoing) > pongsMax:
-		return Error(fmt.Sprintf("the other side has not read %d bytes, and asks for more by PINGs", len(c.stream.Outgoing)))
-	case !c.bucket.take(commands, c.heardAt):
+		return Error(fmt.Sprintf("the other side has not read %d bytes, but requests more with PINGs", len(c.stream.Outgoing)))
+	case !c.bucket.take(commands, c.receivedAt):
 		return Error(fmt.Sprintf("more than %d commands at once, or %d a second: a publisher sends a PING every few seconds",
 			commandsBurst, commandsPerSecond))
 	}

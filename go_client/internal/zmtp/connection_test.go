@@ -62,16 +62,16 @@ type heard struct {
 	opened   chan struct{}
 	messages chan Message
 	closed   chan error
-	place    func(frames [][]byte, size int) Place
+	place    func(frames [][]byte, size int) Buffer
 }
 
 func (h *heard) owner() Owner {
 	return Owner{
-		Lock:     h,
-		Opened:   func() { h.opened <- struct{}{} },
-		Place:    func(frames [][]byte, size int) Place { return h.place(frames, size) },
-		Received: func(m Message) { h.messages <- m },
-		Closed:   func(err error) { h.closed <- err },
+		Lock:      h,
+		Opened:    func() { h.opened <- struct{}{} },
+		BufferFor: func(frames [][]byte, size int) Buffer { return h.place(frames, size) },
+		Received:  func(m Message) { h.messages <- m },
+		Closed:    func(err error) { h.closed <- err },
 	}
 }
 
@@ -104,7 +104,7 @@ func TestMessagesBothWays(t *testing.T) {
 	p := accept(t, listener)
 	await(t, "opened", h.opened)
 	p.send(messageOf([]byte("header"), make([]byte, 300000)))
-	if m := await(t, "a message", h.messages); len(m.Frames) != 2 || len(m.Frames[1]) != 300000 || m.Place == nil {
+	if m := await(t, "a message", h.messages); len(m.Frames) != 2 || len(m.Frames[1]) != 300000 || m.Buffer == nil {
 		t.Fatalf("%d frames", len(m.Frames))
 	}
 	h.Lock()
@@ -162,7 +162,7 @@ func TestAConnectionShowsItsTicketFirst(t *testing.T) {
 	t.Cleanup(func() { listener.Close(); c.Close(0); c.Wait() })
 	c.Subscribe("topic", true)
 	for _, ticket := range []string{"\x03one", "\x03two"} {
-		c.Show([]byte(ticket))
+		c.SetTicket([]byte(ticket))
 		h.Unlock()
 		p := accept(t, listener)
 		_, first := p.frame()
@@ -171,13 +171,13 @@ func TestAConnectionShowsItsTicketFirst(t *testing.T) {
 		}
 		_ = p.conn.Close()
 		await(t, "closed", h.closed)
-		for h.Lock(); !c.Barred(); h.Lock() {
+		for h.Lock(); !c.AwaitsTicket(); h.Lock() {
 			h.Unlock()
 			runtime.Gosched()
 		}
 	}
 	c.Redial()
-	c.Show(nil)
+	c.SetTicket(nil)
 	h.Unlock()
 	if _, first := accept(t, listener).frame(); first != "\x01topic" {
 		t.Fatalf("%q", first)
@@ -202,7 +202,7 @@ func TestThePlaceOfAPayloadIsAskedForAfterTheMessagesBeforeIt(t *testing.T) {
 	await(t, "opened", h.opened)
 	before := make(chan int, 1)
 	h.Lock()
-	h.place = func(frames [][]byte, size int) Place {
+	h.place = func(frames [][]byte, size int) Buffer {
 		before <- len(h.messages)
 		return wanted(frames, size)
 	}
@@ -228,7 +228,7 @@ func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
 	await(t, "opened", h.opened)
 	pieces := make(chan int, 1000)
 	h.Lock()
-	h.place = func(_ [][]byte, size int) Place { return &slow{memory{bytes: make([]byte, size)}, pieces} }
+	h.place = func(_ [][]byte, size int) Buffer { return &slow{memory{bytes: make([]byte, size)}, pieces} }
 	h.Unlock()
 	in := messageOf([]byte("chunk"), make([]byte, 1<<20))
 	sent, taken := 0, len(in)-(1<<20) // all bytes before the payload
@@ -265,7 +265,7 @@ func TestNoPingsOnControl(t *testing.T) {
 	p := accept(t, listener)
 	await(t, "opened", h.opened)
 	h.Lock()
-	c.Tick(time.Now().Add(pingEvery))
+	c.Tick(time.Now().Add(pingInterval))
 	c.Tick(time.Now().Add(silenceMax))
 	c.Send([]byte("said"))
 	h.Unlock()
@@ -279,7 +279,7 @@ func TestPingsAndSilence(t *testing.T) {
 	p := acceptAs(t, listener, "PUB")
 	await(t, "opened", h.opened)
 	h.Lock()
-	c.Tick(time.Now().Add(pingEvery))
+	c.Tick(time.Now().Add(pingInterval))
 	h.Unlock()
 	if flags, body := p.frame(); flags != flagCommand || body != "\x04PING\x01\x2c" {
 		t.Fatalf("%d %q", flags, body)
@@ -350,8 +350,8 @@ func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 		await(t, "opened", h.opened)
 		h.Lock()
 		now := time.Now()
-		c.heardAt = now
-		c.spokeAt = now.Add(-pingsMax)
+		c.receivedAt = now
+		c.messageAt = now.Add(-pingsMax)
 		h.Unlock()
 		if alive {
 			p.send(messageOf([]byte("topic"), []byte("header")))
@@ -374,7 +374,7 @@ func TestPingsAloneAreNoSignOfLifeForEver(t *testing.T) {
 
 // A peer that does not read the answers to its PINGs is disconnected before many are queued.
 func TestAnswersThatNobodyReads(t *testing.T) {
-	c := &Connection{kind: Sub, stream: NewStream(Sub, testLimits, wanted), kick: make(chan struct{}, 1),
+	c := &Connection{kind: Sub, stream: NewStream(Sub, testLimits, wanted), wakeWriter: make(chan struct{}, 1),
 		bucket: newTokenBucket(time.Now()), owner: Owner{Opened: func() {}}}
 	take := func(in []byte) error { return c.received(copy(c.stream.Room(), in)) }
 	if err := take(append(greetingOf("NULL"), readyOf("XPUB")...)); err != nil {
@@ -393,7 +393,7 @@ func TestAnswersThatNobodyReads(t *testing.T) {
 // A complete payload is cancelled if its message is never completed.
 func TestAPlaceIsGivenBackWithItsMessage(t *testing.T) {
 	given := &memory{bytes: make([]byte, 10000)}
-	s := NewStream(Sub, testLimits, func([][]byte, int) Place { return given })
+	s := NewStream(Sub, testLimits, func([][]byte, int) Buffer { return given })
 	in := append(append(greetingOf("NULL"), readyOf("XPUB")...), messageOf([]byte("t"), []byte("h"), given.bytes, []byte("more"))...)
 	for in = in[:len(in)-6]; len(in) > 0; {
 		n := copy(s.Room(), in)
@@ -402,7 +402,7 @@ func TestAPlaceIsGivenBackWithItsMessage(t *testing.T) {
 		}
 		in = in[n:]
 	}
-	if s.message.Place == nil || given.cancel {
+	if s.message.Buffer == nil || given.cancel {
 		t.Fatal("the payload is not here")
 	}
 	if s.Close(); !given.cancel {

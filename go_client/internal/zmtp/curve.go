@@ -19,9 +19,9 @@ type Keys struct {
 
 // Errors of handshakes that failed because of keys.
 const (
-	NotAllowed  = Error("the other side does not allow our key")
-	NoKeysThere = Error("the other side speaks without keys, and ours are not given up")
-	NoKeysHere  = Error("the other side asks for keys, and there are none here")
+	NotAllowed      = Error("the other side does not allow our key")
+	PeerWithoutKeys = Error("the other side has no keys, and this side accepts only encrypted connections")
+	PeerWithKeys    = Error("the other side requires keys, and this side has none")
 )
 
 // Sizes in bytes: of WELCOME after its name, of its cookie, and of the bytes that CURVE adds to a
@@ -34,15 +34,16 @@ const (
 
 const (
 	messageName = "\x07MESSAGE"
-	denied      = "\x03400" // the reason in ERROR if ZAP denies access
+	denied      = "\x03400" // body of ERROR if the server does not allow the client's key (ZAP)
 )
 
-// inner maps the flags of a plain frame to those inside a CURVE message; outer is the reverse.
-var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
+// innerFlags maps the flags of a plain frame to those inside a CURVE message; outer is the reverse.
+var innerFlags, outerFlags = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
 
-// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is a text
-// encrypted with the sender's secret key and the receiver's public key. C and S are the permanent
-// keys of client and server; C' and S' are their keys of this connection.
+// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is a text that is
+// encrypted with the sender's secret key and the receiver's public key; (C'->S) is a box from the
+// owner of C' to the owner of S. C and S are the permanent keys of client and server; C' and S' are
+// their keys of this connection.
 //
 //	HELLO      C', proof that the client knows S (C'->S)
 //	WELCOME    S', cookie (S->C')
@@ -65,7 +66,7 @@ func (c *curve) hello() (command []byte, err error) {
 		return nil, err
 	}
 	curve25519.ScalarBaseMult(&c.public, &c.secret)
-	if c.shared, err = agreed(&c.keys.Server, &c.secret); err != nil {
+	if c.shared, err = sharedKey(&c.keys.Server, &c.secret); err != nil {
 		return nil, err
 	}
 	command = append([]byte("\x05HELLO\x01\x00"), make([]byte, 72)...)
@@ -76,7 +77,7 @@ func (c *curve) hello() (command []byte, err error) {
 // initiate processes the body of a WELCOME, after its name, and returns the INITIATE.
 func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	if c.welcomed || len(welcome) != welcomeBytes {
-		return nil, Error("a WELCOME that is none")
+		return nil, Error("a malformed or repeated WELCOME")
 	}
 	opened, ok := secretbox.Open(nil, welcome[16:], longNonce("WELCOME-", welcome[:16]), &c.shared)
 	if !ok {
@@ -86,7 +87,7 @@ func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 	copy(server[:], opened)
 	vouch, err := c.vouch(&server)
 	if err == nil {
-		c.shared, err = agreed(&server, &c.secret)
+		c.shared, err = sharedKey(&server, &c.secret)
 	}
 	if err != nil {
 		return nil, err
@@ -98,7 +99,7 @@ func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
 
 // vouch returns the proof that the owner of the client's keys started this connection.
 func (c *curve) vouch(server *[32]byte) ([]byte, error) {
-	shared, err := agreed(server, &c.keys.Secret)
+	shared, err := sharedKey(server, &c.keys.Secret)
 	if err != nil {
 		return nil, err
 	}
@@ -120,26 +121,26 @@ func (c *curve) ready(in []byte) ([]byte, error) {
 
 // message encrypts a frame, and returns it as a MESSAGE command.
 func (c *curve) message(flags byte, body []byte) []byte {
-	return c.seal([]byte(messageName), "CurveZMQMESSAGEC", append([]byte{inner[flags]}, body...))
+	return c.seal([]byte(messageName), "CurveZMQMESSAGEC", append([]byte{innerFlags[flags]}, body...))
 }
 
-// carried decrypts a MESSAGE of the server in place, and returns the frame in it.
-func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
+// openMessage decrypts a MESSAGE of the server in place, and returns the frame that it contains.
+func (c *curve) openMessage(in []byte) (flags byte, body []byte, err error) {
 	if len(in) < overheadBytes || string(in[:len(messageName)]) != messageName {
-		return 0, nil, Error("a frame that is not encrypted, on a connection that is")
+		return 0, nil, Error("a frame in the clear on an encrypted connection")
 	}
 	plain, err := c.open(in[len(messageName):], "CurveZMQMESSAGES")
 	if err != nil {
 		return 0, nil, err
 	}
-	if int(plain[0]) >= len(outer) {
+	if int(plain[0]) >= len(outerFlags) {
 		return 0, nil, Error(fmt.Sprintf("an encrypted frame with flags %#x", plain[0]))
 	}
-	return outer[plain[0]], plain[1:], nil
+	return outerFlags[plain[0]], plain[1:], nil
 }
 
-// seal appends the count of the client's boxes, and a box of plain. prefix is the beginning of its
-// nonce.
+// seal appends the count of the client's boxes, and a box of plain. prefix is the beginning of the
+// box's nonce.
 func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
 	c.sent++
 	nonce := shortNonce(prefix, c.sent)
@@ -154,7 +155,7 @@ func (c *curve) open(in []byte, prefix string) ([]byte, error) {
 	}
 	count := binary.BigEndian.Uint64(in)
 	if count <= c.received {
-		return nil, Error(fmt.Sprintf("encrypted frame %d after frame %d: it is replayed", count, c.received))
+		return nil, Error(fmt.Sprintf("encrypted frame %d after frame %d: it is a replay", count, c.received))
 	}
 	plain, ok := openInPlace(in[8:], shortNonce(prefix, count), &c.shared)
 	if !ok {
@@ -177,20 +178,20 @@ func longNonce(prefix string, random []byte) *[24]byte {
 	return &nonce
 }
 
-// agreed returns the shared key that NaCl's box derives from a public and a secret key. (Package
-// nacl/box has it too, but imports packages that nothing else here needs.)
-func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
+// sharedKey returns the shared key that NaCl's box derives from a public and a secret key. (Package
+// nacl/box has this function, too, but imports packages that are not needed here.)
+func sharedKey(public, secret *[32]byte) (shared [32]byte, err error) {
 	point, err := curve25519.X25519(secret[:], public[:])
 	if err != nil {
-		return shared, Error("a public key that is none")
+		return shared, Error("an invalid public key")
 	}
 	copy(shared[:], point)
 	salsa.HSalsa20(&shared, new([16]byte), &shared, &salsa.Sigma)
 	return shared, nil
 }
 
-// openInPlace does what secretbox.Open does, but in place: secretbox.Open allocates as much memory
-// again, and a frame may have 100 MB. It verifies the authenticator before it decrypts anything.
+// openInPlace is like secretbox.Open, but decrypts in place: secretbox.Open would allocate memory of
+// the same size, and a frame may have 100 MB. It verifies the authenticator before it decrypts.
 func openInPlace(box []byte, nonce *[24]byte, shared *[32]byte) ([]byte, bool) {
 	var key, once [32]byte
 	var half, counter, proof [16]byte

@@ -53,7 +53,7 @@ var cookie = bytes.Repeat([]byte("c"), cookieBytes)
 // welcome returns the answer to a HELLO. hello is the command without its name.
 func (s *server) welcome(t testing.TB, hello []byte) []byte {
 	copy(s.client[:], hello[74:])
-	shared, err := agreed(&s.client, &s.secret)
+	shared, err := sharedKey(&s.client, &s.secret)
 	if err != nil || len(hello) != 194 || hello[0] != 1 {
 		t.Fatalf("HELLO: %v, %d bytes", err, len(hello))
 	}
@@ -72,14 +72,14 @@ func (s *server) ready(t testing.TB, initiate []byte, kind string) []byte {
 	if !bytes.HasPrefix(initiate, cookie) {
 		t.Fatal("INITIATE without the cookie")
 	}
-	s.shared, _ = agreed(&s.client, &s.ownSecret)
+	s.shared, _ = sharedKey(&s.client, &s.ownSecret)
 	s.count(t, initiate[96:])
 	plain, ok := secretbox.Open(nil, initiate[104:], shortNonce("CurveZMQINITIATE", s.heard), &s.shared)
 	if !ok || property(plain[128:], "socket-type") != "DEALER" {
 		t.Fatal("INITIATE proves nothing")
 	}
 	copy(s.who[:], plain)
-	vouched, _ := agreed(&s.who, &s.ownSecret)
+	vouched, _ := sharedKey(&s.who, &s.ownSecret)
 	vouch, ok := secretbox.Open(nil, plain[48:128], longNonce("VOUCH---", plain[32:48]), &vouched)
 	if !ok || !bytes.Equal(vouch, append(append([]byte{}, s.client[:]...), s.public[:]...)) {
 		t.Fatal("nobody vouches")
@@ -104,7 +104,7 @@ func (s *server) message(frames ...[]byte) (out []byte) {
 		if i == len(frames)-1 {
 			more = 0
 		}
-		out = append(out, s.frame(more, frame)...)
+		out = append(out, s.appendFrame(more, frame)...)
 	}
 	return out
 }
@@ -168,7 +168,7 @@ func shaken(t testing.TB) (*Stream, *server) {
 
 // greeted returns a stream that has sent HELLO to the owner of a key.
 func greeted(t testing.TB, public [32]byte) *Stream {
-	s := NewStream(keyed(public), testLimits, func([][]byte, int) Place {
+	s := NewStream(keyed(public), testLimits, func([][]byte, int) Buffer {
 		t.Fatal("what is encrypted has no place of its own")
 		return nil
 	})
@@ -266,7 +266,7 @@ func TestHandshakesOfCurveThatFail(t *testing.T) {
 		"WELCOME of another key": func(o *server, hello []byte) []byte {
 			o.secret[2]++
 			copy(o.client[:], hello[74:])
-			shared, _ := agreed(&o.client, &o.secret)
+			shared, _ := sharedKey(&o.client, &o.secret)
 			random := make([]byte, 16)
 			return append([]byte("\x07WELCOME"), secretbox.Seal(random, make([]byte, 128), longNonce("WELCOME-", random), &shared)...)
 		},
@@ -275,7 +275,7 @@ func TestHandshakesOfCurveThatFail(t *testing.T) {
 		"READY at once":     func(o *server, _ []byte) []byte { return readyOf("ROUTER")[2:] },
 		"READY sealed before WELCOME": func(o *server, hello []byte) []byte {
 			copy(o.client[:], hello[74:])
-			o.shared, _ = agreed(&o.client, &o.secret)
+			o.shared, _ = sharedKey(&o.client, &o.secret)
 			return o.seal("\x05READY", "CurveZMQREADY---", readyOf("ROUTER")[2+6:])
 		},
 		"WELCOME twice": func(o *server, hello []byte) []byte {
@@ -309,7 +309,7 @@ func TestHandshakesOfCurveThatFail(t *testing.T) {
 var cookies []byte // a WELCOME to be sent twice
 
 func TestMechanismsThatDoNotFit(t *testing.T) {
-	for mechanism, want := range map[string]error{"NULL": NoKeysThere, "PLAIN": nil} {
+	for mechanism, want := range map[string]error{"NULL": PeerWithoutKeys, "PLAIN": nil} {
 		s := NewStream(keyed(newServer().public), testLimits, wanted)
 		if _, err := receive(s, greetingOf(mechanism), all); err == nil || want != nil && err != want {
 			t.Errorf("%s: %v", mechanism, err)
@@ -318,7 +318,7 @@ func TestMechanismsThatDoNotFit(t *testing.T) {
 			t.Errorf("%q was said to a stranger", s.Outgoing)
 		}
 	}
-	if _, err := receive(NewStream(Dealer, testLimits, wanted), greetingOf("CURVE"), all); err != NoKeysHere {
+	if _, err := receive(NewStream(Dealer, testLimits, wanted), greetingOf("CURVE"), all); err != PeerWithKeys {
 		t.Errorf("CURVE: %v", err)
 	}
 	s := NewStream(keyed([32]byte{}), testLimits, wanted)

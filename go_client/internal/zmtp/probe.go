@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-const probeTimeout = time.Second // for a probe as a whole
+const probeTimeout = time.Second // for a whole probe
 
-// signature is how the greeting of every ZMTP peer begins.
+// signature is the beginning of every ZMTP greeting.
 var signature = []byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f}
 
-// Answers reports whether a ZMTP peer greets at an endpoint. It waits a second at most, and
-// exchanges nothing but the beginning of the greeting.
+// Answers reports whether a ZMTP peer answers at an endpoint. It waits at most probeTimeout. It sends
+// the beginning of a greeting, and checks only the first byte of the answer.
 func Answers(ctx context.Context, network, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

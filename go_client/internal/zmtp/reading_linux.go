@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-const lowWater = 1 << 18 // bytes of a payload to wait for before the reader is woken
+const lowWaterMax = 1 << 18 // largest number of bytes to wait for before the kernel wakes the reader
 
 // A receiver controls when the kernel wakes the reader.
 type receiver struct {
@@ -17,7 +17,7 @@ type receiver struct {
 }
 
 // read receives until the connection breaks. It waits without the owner's lock, but holds the lock
-// while it reads into a payload's memory, so that the memory cannot be revoked meanwhile.
+// while it reads into a payload's memory, so that the memory's lease cannot end during the read.
 func (c *Connection) read(conn net.Conn) error {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -31,9 +31,9 @@ func (c *Connection) read(conn net.Conn) error {
 		err := raw.Read(func(fd uintptr) bool {
 			c.owner.Lock.Lock()
 			defer c.owner.Lock.Unlock()
-			var again bool
-			again, failed = c.receive(int(fd))
-			return !again
+			var wait bool
+			wait, failed = c.receive(int(fd))
+			return !wait
 		})
 		if failed != nil {
 			return failed
@@ -67,10 +67,11 @@ func (c *Connection) receive(fd int) (wait bool, err error) {
 	return false, c.received(n)
 }
 
-// expectBytes makes the kernel wake the reader once n bytes are available, not for each packet.
+// expectBytes makes the kernel wake the reader once n bytes are available (at most lowWaterMax), not
+// for each packet.
 func (c *Connection) expectBytes(fd, n int) {
-	if n > lowWater {
-		n = lowWater
+	if n > lowWaterMax {
+		n = lowWaterMax
 	}
 	if n != c.expect && c.network == "tcp" {
 		c.expect = n
@@ -78,10 +79,10 @@ func (c *Connection) expectBytes(fd, n int) {
 	}
 }
 
-// takeWhatIsHere makes the reader read the available part of a payload, or its next packet. So the
-// owner of a lease sees the progress of a payload on a slow link.
-func (c *Connection) takeWhatIsHere() {
-	if c.expect > 1 { // else the reader is woken for each packet anyway
+// readAvailable makes the reader read the part of a payload that is available, or its next packet, so
+// that the lease shows the progress of a payload on a slow link.
+func (c *Connection) readAvailable() {
+	if c.expect > 1 { // otherwise the reader is woken for each packet anyway
 		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // this wakes the reader
 	}
 }

@@ -7,8 +7,8 @@ import "net"
 // A receiver has no state on this system.
 type receiver struct{}
 
-// read receives until the connection breaks. It waits without the owner's lock, and reads into its
-// own memory, since the stream's Room may be revoked meanwhile.
+// read receives until the connection breaks. It reads without the owner's lock into memory of its
+// own, since the lease of the stream's Room may end during the read.
 func (c *Connection) read(conn net.Conn) error {
 	memory := make([]byte, receiveBytes)
 	for {
@@ -36,5 +36,5 @@ func (c *Connection) take(bytes []byte) error {
 	return nil
 }
 
-// takeWhatIsHere does nothing: all bytes were read already.
-func (c *Connection) takeWhatIsHere() {}
+// readAvailable does nothing: all bytes were read already.
+func (c *Connection) readAvailable() {}

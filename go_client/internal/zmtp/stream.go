@@ -1,9 +1,9 @@
 // Package zmtp implements the connecting side of ZMTP 3 (ZeroMQ RFC 23) for the two sockets of a
-// worker: a DEALER and a SUB, without encryption (NULL), or with RFC 26 (CURVE).
+// worker, a DEALER and a SUB. Connections are in the clear (NULL) or encrypted with CURVE (RFC 26).
 //
-// A ZeroMQ library receives each message into its own memory, which costs new pages, a hand-over
-// between threads and a copy: together more time than the network. This package receives payloads
-// from the kernel directly into their buffer.
+// A ZeroMQ library receives each message into its own memory. The new pages, the hand-over between
+// threads and the copy cost more time than the network. This package receives payloads from the
+// kernel directly into their buffers.
 package zmtp
 
 import (
@@ -21,10 +21,10 @@ const (
 )
 
 const (
-	scratchBytes = 8192 // bytes to read ahead; at most this much of a payload is copied again
-	framesMax    = 8    // of a message; a later protocol may have several payloads
-	commandMax   = 4096 // bytes of a command: READY with its properties is the longest
-	roomBehind   = 16   // bytes of memory after a payload, for the authentication tag
+	scratchBytes = 8192 // bytes to read ahead; the part of a payload among them is copied once more
+	framesMax    = 8    // frames of a message; a later protocol may have several payloads
+	commandMax   = 4096 // bytes of a command; READY with its properties is the longest
+	tagRoom      = 16   // bytes of memory after a payload, for the authentication tag
 )
 
 // A Kind is a type of socket.
@@ -32,15 +32,15 @@ type Kind struct {
 	Name    string   // in READY
 	Payload int      // index of the payload frame: after the topic, if any, and the header
 	Peers   []string // socket types that it may connect to
-	Keys    *Keys    // nil without security
-	Pings   bool     // send pings of ZMTP, and abort the connection if nothing is received
+	Keys    *Keys    // nil without encryption
+	Pings   bool     // send ZMTP pings, and close the connection if nothing is received
 }
 
 // Dealer and Sub are the sockets of a worker.
 //
-// Dealer sends no pings of ZMTP, since WBP has its own pings on the control channel. Besides,
-// libzmq at the other end (up to 4.3.5) aborts its process if a connection breaks from which it has
-// read ahead a ping and which it does not read at the moment.
+// Dealer sends no ZMTP pings, since WBP has its own pings on the control channel. Also, libzmq up to
+// 4.3.5 at the other end aborts its process if a connection breaks while libzmq has paused reading
+// from it and has a ping in its read buffer.
 var (
 	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: []string{"ROUTER"}}
 	Sub    = Kind{Name: "SUB", Payload: 2, Peers: []string{"PUB", "XPUB"}, Pings: true}
@@ -50,17 +50,17 @@ var (
 type Limits struct{ Header, Payload int }
 
 // A Place is memory into which a payload is received, piece by piece.
-type Place interface {
+type Buffer interface {
 	Room() []byte    // the memory for the next bytes; nil if the payload is no longer wanted
 	Received(n int)  // n bytes were written into Room
 	Payload() []byte // the complete payload; nil if it is no longer wanted
 	Cancel()         // the payload will not be completed
 }
 
-// A Message has the frames of a message, and the Place that its payload was received into, if any.
+// A Message has the frames of a message, and the Buffer into which its payload was received, if any.
 type Message struct {
 	Frames [][]byte
-	Place  Place
+	Buffer Buffer
 }
 
 // An Error describes how the peer breaks ZMTP; the connection must be closed.
@@ -72,7 +72,7 @@ type state int
 
 const (
 	greeting state = iota // no greeting received
-	ready                 // greeting received; READY, or with CURVE a command before it, is awaited
+	ready                 // greeting received; READY, or a command of CURVE before it, is expected
 	open
 )
 
@@ -87,43 +87,43 @@ const (
 //
 // With CURVE, each frame contains an encrypted frame with its flags (curve.go).
 type Stream struct {
-	Outgoing []byte
-	Held     bool   // more input is buffered, and waits for earlier messages
-	First    []byte // a message to send before all others
-	Commands int    // received commands
-	Messages int    // received messages and pieces of payloads
+	Outgoing     []byte
+	Pending      bool   // more input is in the scratch: call Received(0) after processing the messages
+	FirstMessage []byte // a message to send before all others
+	Commands     int    // number of received commands
+	Messages     int    // number of received messages and parts of payloads
 
-	kind    Kind
-	limits  Limits
-	place   func(frames [][]byte, size int) Place
-	state   state
-	curve   *curve // nil without security
-	scratch [scratchBytes]byte
-	have    int // bytes in the scratch
-	message Message
-	body    *body // a frame too long for the scratch
-	topics  map[string]bool
+	kind      Kind
+	limits    Limits
+	bufferFor func(frames [][]byte, size int) Buffer
+	state     state
+	curve     *curve // nil without encryption
+	scratch   [scratchBytes]byte
+	have      int // number of bytes in the scratch
+	message   Message
+	body      *body // a frame too long for the scratch
+	topics    map[string]bool
 }
 
 // A body is a frame too long for the scratch that is being received.
 type body struct {
 	flags   byte
-	missing int    // bytes still to receive
-	own     []byte // memory of a frame that is not a payload
-	have    int    // bytes in own
-	place   Place  // of a payload; nil to discard it
+	missing int    // number of bytes still to receive
+	memory  []byte // of an encrypted frame, or of a frame that is not a payload
+	have    int    // number of bytes in memory
+	buffer  Buffer // of a payload; nil to discard the payload
 }
 
-// NewStream returns the Stream of a new connection. place returns the memory to receive a payload
-// into, given the frames before the payload and its size. If place returns nil, the payload is
-// discarded, and its frame is empty.
-func NewStream(kind Kind, limits Limits, place func(frames [][]byte, size int) Place) *Stream {
-	s := &Stream{kind: kind, limits: limits, place: place, topics: map[string]bool{}}
+// NewStream returns the Stream of a new connection. bufferFor returns the memory to receive a payload
+// into, given the frames before the payload and the payload's size. If bufferFor returns nil, the
+// payload is discarded, and its frame is empty.
+func NewStream(kind Kind, limits Limits, bufferFor func(frames [][]byte, size int) Buffer) *Stream {
+	s := &Stream{kind: kind, limits: limits, bufferFor: bufferFor, topics: map[string]bool{}}
 	if kind.Keys != nil {
 		s.curve = &curve{keys: kind.Keys}
 	}
-	// Signature and version of the greeting. The rest is sent once the peer's security mechanism is
-	// known: libzmq closes a connection with another mechanism before it sends its own.
+	// Send only the signature and version of the greeting. The rest follows once the peer's security
+	// mechanism is known: if the mechanisms differ, libzmq closes the connection before it sends its own.
 	s.Outgoing = append(s.Outgoing, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0)
 	return s
 }
@@ -135,20 +135,20 @@ func (s *Stream) mechanism() string {
 	return "NULL"
 }
 
-// Open reports whether messages can be sent.
+// Open reports whether the handshake is complete, so that messages can be sent.
 func (s *Stream) Open() bool { return s.state == open }
 
 // Send queues a message of one frame. It drops the message if the connection is not open.
 func (s *Stream) Send(frame []byte) {
 	if s.state == open {
-		s.say(0, frame)
+		s.sendFrame(0, frame)
 	}
 }
 
 // Ping sends a PING. The peer may close the connection after ttl tenths of a second without input.
 func (s *Stream) Ping(ttl uint16) {
 	if s.state == open {
-		s.say(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
+		s.sendFrame(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
 	}
 }
 
@@ -159,28 +159,28 @@ func (s *Stream) Subscribe(topic string, on bool) {
 	}
 	s.topics[topic] = on
 	if s.state == open {
-		s.subscription(topic, on)
+		s.sendSubscription(topic, on)
 	}
 }
 
-func (s *Stream) subscription(topic string, on bool) {
+func (s *Stream) sendSubscription(topic string, on bool) {
 	first := byte(0)
 	if on {
 		first = 1
 	}
-	s.say(0, append([]byte{first}, topic...))
+	s.sendFrame(0, append([]byte{first}, topic...))
 }
 
-// say queues a frame on an open connection. With CURVE it encrypts the frame.
-func (s *Stream) say(flags byte, body []byte) {
+// sendFrame queues a frame on an open connection. With CURVE it encrypts the frame.
+func (s *Stream) sendFrame(flags byte, body []byte) {
 	if s.curve == nil {
-		s.frame(flags, body)
+		s.appendFrame(flags, body)
 		return
 	}
-	s.frame(0, s.curve.message(flags, body))
+	s.appendFrame(0, s.curve.message(flags, body))
 }
 
-func (s *Stream) frame(flags byte, body []byte) {
+func (s *Stream) appendFrame(flags byte, body []byte) {
 	if len(body) < 256 {
 		s.Outgoing = append(s.Outgoing, flags, byte(len(body)))
 	} else {
@@ -214,24 +214,23 @@ func (s *Stream) Missing() int {
 }
 
 // Received processes n bytes that were written into Room, and returns the messages that are now
-// complete. If Held is true afterwards, more input is buffered: the caller must process these
-// messages, and then call Received(0) before the next call of Room. After an error the connection
-// must be closed.
+// complete. If Pending is true afterwards, the caller must process these messages, and then call
+// Received(0) before the next call of Room. After an error the connection must be closed.
 func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
 		b.received(n)
-		if b.own == nil { // not a command
+		if b.memory == nil { // not a command
 			s.Messages++
 		}
 		if b.missing > 0 {
 			return nil, nil
 		}
 		s.body = nil
-		return s.take(b.flags, b.whole(), b.place, nil)
+		return s.takeFrame(b.flags, b.payload(), b.buffer, nil)
 	}
 	s.have += n
-	s.Held = false
+	s.Pending = false
 	at := 0
 	for {
 		size := 0
@@ -249,11 +248,11 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 // Close must be called when the connection has closed. It cancels the payload that is being
 // received.
 func (s *Stream) Close() {
-	if s.body != nil && s.body.place != nil {
-		s.body.place.Cancel()
+	if s.body != nil && s.body.buffer != nil {
+		s.body.buffer.Cancel()
 	}
-	if s.message.Place != nil { // the payload is complete, its message is not
-		s.message.Place.Cancel()
+	if s.message.Buffer != nil { // the payload is complete, but its message is not
+		s.message.Buffer.Cancel()
 	}
 	s.body, s.message = nil, Message{}
 }
@@ -277,28 +276,28 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 	if len(in) < head {
 		return 0, messages, nil
 	}
-	size, err := s.size(flags, in[1:head])
+	size, err := s.frameSize(flags, in[1:head])
 	if err != nil {
 		return 0, messages, err
 	}
 	end := head + size
 	if end <= len(in) {
-		messages, err = s.take(flags, append([]byte{}, in[head:end]...), nil, messages)
+		messages, err = s.takeFrame(flags, append([]byte{}, in[head:end]...), nil, messages)
 		return end, messages, err
 	}
 	if end <= scratchBytes && !s.isPayload(flags) {
 		return 0, messages, nil
 	}
-	if len(messages) > 0 && s.isPayload(flags) { // these messages may decide on its Place
-		s.Held = true
+	if len(messages) > 0 && s.isPayload(flags) { // its Buffer may depend on these messages
+		s.Pending = true
 		return 0, messages, nil
 	}
-	s.begin(flags, size, in[head:])
+	s.beginBody(flags, size, in[head:])
 	return len(in), messages, nil
 }
 
-// size returns the length of a frame, or an error if the length exceeds its limit.
-func (s *Stream) size(flags byte, digits []byte) (int, error) {
+// frameSize returns the length of a frame, or an error if the length exceeds its limit.
+func (s *Stream) frameSize(flags byte, digits []byte) (int, error) {
 	var size uint64
 	for _, digit := range digits {
 		size = size<<8 | uint64(digit)
@@ -318,7 +317,7 @@ func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	return int(size), nil
 }
 
-// greet processes a greeting. It returns the number of bytes processed; 0: more are needed.
+// greet processes a greeting. It returns the number of bytes processed, or 0 if more are needed.
 func (s *Stream) greet(in []byte) (int, error) {
 	if len(in) < 64 {
 		return 0, nil
@@ -326,7 +325,7 @@ func (s *Stream) greet(in []byte) (int, error) {
 	if in[0] != 0xff || in[9] != 0x7f || in[10] < 3 {
 		return 0, Error("the other side does not speak ZMTP 3")
 	}
-	if err := s.agrees(string(bytes.TrimRight(in[12:32], "\x00"))); err != nil {
+	if err := s.checkMechanism(string(bytes.TrimRight(in[12:32], "\x00"))); err != nil {
 		return 0, err
 	}
 	s.state = ready
@@ -334,27 +333,27 @@ func (s *Stream) greet(in []byte) (int, error) {
 	copy(mechanism, s.mechanism())
 	s.Outgoing = append(s.Outgoing, mechanism...)
 	if s.curve == nil {
-		s.frame(flagCommand, append([]byte("\x05READY"), s.metadata()...))
+		s.appendFrame(flagCommand, append([]byte("\x05READY"), s.metadata()...))
 		return 64, nil
 	}
 	hello, err := s.curve.hello()
 	if err == nil {
-		s.frame(flagCommand, hello)
+		s.appendFrame(flagCommand, hello)
 	}
 	return 64, err
 }
 
-// agrees returns an error unless both sides have the same mechanism: there is no fallback. (K1)
-func (s *Stream) agrees(mechanism string) error {
+// checkMechanism returns an error unless both sides have the same mechanism: there is no fallback. (K1)
+func (s *Stream) checkMechanism(mechanism string) error {
 	switch {
 	case mechanism == s.mechanism():
 		return nil
 	case mechanism == "CURVE":
-		return NoKeysHere
+		return PeerWithKeys
 	case s.curve != nil && mechanism == "NULL":
-		return NoKeysThere
+		return PeerWithoutKeys
 	}
-	return Error(fmt.Sprintf("the other side asks for %q security; this one speaks %s", mechanism, s.mechanism()))
+	return Error(fmt.Sprintf("the other side requires the security mechanism %q, but this side uses %s", mechanism, s.mechanism()))
 }
 
 func (s *Stream) metadata() []byte {
@@ -369,14 +368,14 @@ func (s *Stream) isPayload(flags byte) bool {
 	return flags&flagCommand == 0 && len(s.message.Frames) >= s.kind.Payload
 }
 
-// begin chooses the memory for a frame of size bytes that is too long for the scratch. in is the
+// beginBody chooses the memory for a frame of size bytes that is too long for the scratch. in is the
 // received part of the frame.
-func (s *Stream) begin(flags byte, size int, in []byte) {
+func (s *Stream) beginBody(flags byte, size int, in []byte) {
 	b := &body{flags: flags, missing: size}
 	if s.encrypted() || !s.isPayload(flags) {
-		b.own = make([]byte, size, size+roomBehind)
+		b.memory = make([]byte, size, size+tagRoom)
 	} else if len(s.message.Frames) == s.kind.Payload && s.state == open {
-		b.place = s.place(s.message.Frames, size)
+		b.buffer = s.bufferFor(s.message.Frames, size)
 	}
 	s.body = b
 	for len(in) > 0 {
@@ -389,11 +388,11 @@ func (s *Stream) begin(flags byte, size int, in []byte) {
 	}
 }
 
-// take processes a complete frame.
-func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message) ([]Message, error) {
+// takeFrame processes a complete frame.
+func (s *Stream) takeFrame(flags byte, frame []byte, buffer Buffer, messages []Message) ([]Message, error) {
 	if s.encrypted() {
 		var err error
-		if flags, frame, err = s.curve.carried(frame); err != nil {
+		if flags, frame, err = s.curve.openMessage(frame); err != nil {
 			return messages, err
 		}
 	}
@@ -407,7 +406,7 @@ func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message)
 		return messages, Error(fmt.Sprintf("a message of more than %d frames", framesMax))
 	}
 	if len(s.message.Frames) == s.kind.Payload {
-		s.message.Place = place
+		s.message.Buffer = buffer
 	}
 	s.message.Frames = append(s.message.Frames, frame)
 	if flags&flagMore == 0 {
@@ -420,7 +419,7 @@ func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message)
 
 func (s *Stream) command(in []byte) error {
 	s.Commands++
-	name, rest, ok := named(in)
+	name, rest, ok := splitName(in)
 	if !ok {
 		return Error("a command without a name")
 	}
@@ -434,7 +433,7 @@ func (s *Stream) command(in []byte) error {
 	case name == "READY" && s.state == ready:
 		return s.finishHandshake(rest)
 	case name == "PING" && s.state == open && len(rest) >= 2 && len(rest) <= 2+16:
-		s.say(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
+		s.sendFrame(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
 	}
 	return nil // PONG, or a command of a later version
 }
@@ -445,7 +444,7 @@ func (s *Stream) handshake(name string, rest []byte) error {
 	case "WELCOME":
 		initiate, err := s.curve.initiate(rest, s.metadata())
 		if err == nil {
-			s.frame(flagCommand, initiate)
+			s.appendFrame(flagCommand, initiate)
 		}
 		return err
 	case "READY":
@@ -455,7 +454,7 @@ func (s *Stream) handshake(name string, rest []byte) error {
 		}
 		return err
 	}
-	return Error(fmt.Sprintf("%.20q where CURVE has WELCOME and READY", name))
+	return Error(fmt.Sprintf("the command %.20q in a handshake of CURVE, instead of WELCOME or READY", name))
 }
 
 // finishHandshake checks the peer's metadata and opens the connection.
@@ -469,12 +468,12 @@ func (s *Stream) finishHandshake(metadata []byte) error {
 		return Error(fmt.Sprintf("a %.40q is at the other end, not a %s: is this the right port?", peer, wanted))
 	}
 	s.state = open
-	if s.First != nil {
-		s.say(0, s.First)
+	if s.FirstMessage != nil {
+		s.sendFrame(0, s.FirstMessage)
 	}
 	for topic, on := range s.topics {
 		if on {
-			s.subscription(topic, true)
+			s.sendSubscription(topic, true)
 		}
 	}
 	return nil
@@ -483,7 +482,7 @@ func (s *Stream) finishHandshake(metadata []byte) error {
 // property returns the value of a property of READY; "" if it is missing.
 func property(in []byte, name string) string {
 	for {
-		key, rest, ok := named(in)
+		key, rest, ok := splitName(in)
 		if !ok || len(rest) < 4 {
 			return ""
 		}
@@ -498,9 +497,9 @@ func property(in []byte, name string) string {
 	}
 }
 
-// named splits bytes that begin with the length of a name, in one byte, and the name. It returns
-// the name and the bytes after it.
-func named(in []byte) (name string, rest []byte, ok bool) {
+// splitName splits bytes that begin with the length of a name, in one byte, and the name. It returns
+// the name and the bytes after it, or false if in is too short.
+func splitName(in []byte) (name string, rest []byte, ok bool) {
 	if len(in) == 0 {
 		return "", nil, false
 	}
@@ -512,30 +511,30 @@ func named(in []byte) (name string, rest []byte, ok bool) {
 }
 
 func (b *body) room() []byte {
-	if b.own != nil {
-		return b.own[b.have:]
+	if b.memory != nil {
+		return b.memory[b.have:]
 	}
-	if b.place != nil {
-		return b.place.Room()
+	if b.buffer != nil {
+		return b.buffer.Room()
 	}
 	return nil
 }
 
 func (b *body) received(n int) {
 	b.missing -= n
-	if b.own != nil {
+	if b.memory != nil {
 		b.have += n
-	} else if b.place != nil && b.place.Room() != nil {
-		b.place.Received(n)
+	} else if b.buffer != nil && b.buffer.Room() != nil {
+		b.buffer.Received(n)
 	}
 }
 
-func (b *body) whole() []byte {
-	if b.own != nil {
-		return b.own
+func (b *body) payload() []byte {
+	if b.memory != nil {
+		return b.memory
 	}
-	if b.place != nil {
-		return b.place.Payload()
+	if b.buffer != nil {
+		return b.buffer.Payload()
 	}
 	return nil
 }

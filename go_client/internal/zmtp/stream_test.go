@@ -68,7 +68,7 @@ func (m *memory) Payload() []byte {
 func (m *memory) Cancel() { m.cancel = true }
 
 // wanted returns a place for every payload.
-func wanted(_ [][]byte, size int) Place { return &memory{bytes: make([]byte, size)} }
+func wanted(_ [][]byte, size int) Buffer { return &memory{bytes: make([]byte, size)} }
 
 // receive feeds a stream in pieces. most returns the largest size of the next piece.
 func receive(s *Stream, in []byte, most func() int) (messages []Message, err error) {
@@ -92,7 +92,7 @@ func receive(s *Stream, in []byte, most func() int) (messages []Message, err err
 // complete returns the messages that n bytes have completed.
 func complete(s *Stream, n int) ([]Message, error) {
 	messages, err := s.Received(n)
-	for err == nil && s.Held {
+	for err == nil && s.Pending {
 		var more []Message
 		more, err = s.Received(0)
 		messages = append(messages, more...)
@@ -113,7 +113,7 @@ func text(messages []Message) string {
 	return out.String()
 }
 
-func opened(t testing.TB, kind Kind, place func([][]byte, int) Place) *Stream {
+func opened(t testing.TB, kind Kind, place func([][]byte, int) Buffer) *Stream {
 	s := NewStream(kind, testLimits, place)
 	peer := "ROUTER"
 	if kind.Name == "SUB" {
@@ -253,7 +253,7 @@ func TestTheLongestNames(t *testing.T) {
 
 func TestAPayloadThatIsCutOffIsCancelled(t *testing.T) {
 	place := &memory{bytes: make([]byte, 10000)}
-	s := opened(t, Dealer, func([][]byte, int) Place { return place })
+	s := opened(t, Dealer, func([][]byte, int) Buffer { return place })
 	in := messageOf([]byte("header"), make([]byte, 10000))
 	if _, err := receive(s, in[:5000], all); err != nil {
 		t.Fatal(err)
@@ -267,7 +267,7 @@ func TestAPayloadThatIsCutOffIsCancelled(t *testing.T) {
 // An announcement and the first chunk of its version can arrive in one read.
 func TestAPayloadGetsItsPlaceAfterWhatCameBeforeItWasDealtWith(t *testing.T) {
 	asked := 0
-	s := opened(t, Sub, func(frames [][]byte, size int) Place {
+	s := opened(t, Sub, func(frames [][]byte, size int) Buffer {
 		asked++
 		return wanted(frames, size)
 	})
@@ -275,11 +275,11 @@ func TestAPayloadGetsItsPlaceAfterWhatCameBeforeItWasDealtWith(t *testing.T) {
 	in := append(messageOf([]byte("a"), []byte("announce")), messageOf([]byte("b"), []byte("chunk"), payload)...)
 	n := copy(s.Room(), in)
 	messages, err := s.Received(n)
-	if err != nil || text(messages) != "\"a\" \"announce\" \n" || !s.Held || asked != 0 {
-		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Held, asked, text(messages))
+	if err != nil || text(messages) != "\"a\" \"announce\" \n" || !s.Pending || asked != 0 {
+		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Pending, asked, text(messages))
 	}
-	if messages, err = s.Received(0); err != nil || len(messages) != 0 || s.Held || asked != 1 {
-		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Held, asked, text(messages))
+	if messages, err = s.Received(0); err != nil || len(messages) != 0 || s.Pending || asked != 1 {
+		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Pending, asked, text(messages))
 	}
 	if messages, err = receive(s, in[n:], all); err != nil || len(messages) != 1 || !bytes.Equal(messages[0].Frames[2], payload) {
 		t.Fatalf("%v, %d messages", err, len(messages))
@@ -288,7 +288,7 @@ func TestAPayloadGetsItsPlaceAfterWhatCameBeforeItWasDealtWith(t *testing.T) {
 
 func TestAPayloadThatIsNoLongerWanted(t *testing.T) {
 	place := &memory{bytes: make([]byte, 10000)}
-	s := opened(t, Dealer, func([][]byte, int) Place { return place })
+	s := opened(t, Dealer, func([][]byte, int) Buffer { return place })
 	in := messageOf([]byte("header"), make([]byte, 10000))
 	if _, err := receive(s, in[:5000], all); err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func FuzzStream(f *testing.F) {
 		rng := rand.New(rand.NewSource(seed))
 		for _, kind := range []Kind{Sub, Dealer} {
 			largest := 0
-			s := NewStream(kind, Limits{Header: 70000, Payload: 100000}, func(frames [][]byte, size int) Place {
+			s := NewStream(kind, Limits{Header: 70000, Payload: 100000}, func(frames [][]byte, size int) Buffer {
 				if len(frames) != kind.Payload {
 					t.Fatalf("a place was asked for after %d frames", len(frames))
 				}

@@ -11,18 +11,18 @@ const (
 
 // A tokenBucket is the token bucket of a peer's commands.
 type tokenBucket struct {
-	left float64
-	at   time.Time
+	tokens float64
+	at     time.Time // when tokens was computed
 }
 
 func newTokenBucket(now time.Time) tokenBucket { return tokenBucket{commandsBurst, now} }
 
 // take takes count tokens, and returns false if the bucket had fewer.
-func (a *tokenBucket) take(count int, now time.Time) bool {
-	a.left += now.Sub(a.at).Seconds() * commandsPerSecond
-	if a.left > commandsBurst {
-		a.left = commandsBurst
+func (b *tokenBucket) take(count int, now time.Time) bool {
+	b.tokens += now.Sub(b.at).Seconds() * commandsPerSecond
+	if b.tokens > commandsBurst {
+		b.tokens = commandsBurst
 	}
-	a.left, a.at = a.left-float64(count), now
-	return a.left >= 0
+	b.tokens, b.at = b.tokens-float64(count), now
+	return b.tokens >= 0
 }
