@@ -1,4 +1,4 @@
-// A worker that predicts with the newest weights and prints the version it runs:
+// A worker that predicts with the newest weights, and prints each version that it has applied:
 //
 //	worker tcp://localhost:5555 --name w0    (or several addresses, separated by commas)
 package main
@@ -20,8 +20,8 @@ import (
 
 func main() {
 	flags := flag.NewFlagSet("worker ADDRESS", flag.ExitOnError)
-	name := flags.String("name", "", "what the worker is called")
-	patience := flags.Float64("patience", 30, "seconds without a version, after which it ends")
+	name := flags.String("name", "", "the worker's name")
+	patience := flags.Float64("patience", 30, "end after this many seconds without a version")
 	if len(os.Args) < 2 {
 		flags.Usage()
 		os.Exit(2)

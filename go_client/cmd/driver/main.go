@@ -1,7 +1,8 @@
-// The conformance driver, with the same interface as the drivers of all other clients.
+// The conformance driver of the Go client, which the conformance tests of the repository run. The
+// drivers of all clients have this interface:
 //
-//	driver vectors DIR
-//	driver worker ADDRESS --name NAME --models m1,m2 ...
+//	driver vectors DIR                                      prints the result of each test vector
+//	driver worker ADDRESS --name NAME --models m1,m2 ...    runs a worker and prints its events
 package main
 
 import (
@@ -36,9 +37,9 @@ func main() {
 	}
 }
 
-// flip changes a transition in the tables of phases: words are a table, a state, an event and the
-// new state, for example "version arriving whole dropped". Without a new state, flip removes the
-// transition. tests/protocol/flip_arrows.py at the repository's root checks that tests then fail.
+// flip changes a transition in the tables of phases. words are a table, a state, an event and the
+// new state, for example "version arriving whole dropped"; without a new state, flip removes the
+// transition. tests/protocol/flip_arrows.py checks that the conformance tests then fail.
 func flip(words []string) {
 	if len(words) < 3 {
 		return
@@ -57,7 +58,7 @@ var (
 	out      = bufio.NewWriter(os.Stdout)
 )
 
-// print writes one line without buffering.
+// print writes an object as one line of JSON, and flushes it.
 func print(line object) {
 	printing.Lock()
 	defer printing.Unlock()

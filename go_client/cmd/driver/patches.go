@@ -8,7 +8,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A run is bytes with a repetition count.
+// A run is bytes that are repeated: [hexadecimal digits, count] in JSON.
 type run struct {
 	bytes []byte
 	times int
@@ -19,8 +19,8 @@ func (r *run) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &[]interface{}{&digits, &r.times}); err != nil {
 		return err
 	}
-	found, err := hex.DecodeString(digits)
-	r.bytes = found
+	decoded, err := hex.DecodeString(digits)
+	r.bytes = decoded
 	return err
 }
 
@@ -50,12 +50,12 @@ func deltas(t table) error {
 		for _, r := range c.Base {
 			base = append(base, bytes.Repeat(r.bytes, r.times)...)
 		}
-		t.report(c.Name, i, patched(c.Name, layout, base, text))
+		t.report(c.Name, i, applyPatch(c.Name, layout, base, text))
 	}
 	return nil
 }
 
-func patched(name string, layout *wbp.Layout, base, text []byte) object {
+func applyPatch(name string, layout *wbp.Layout, base, text []byte) object {
 	data := append([]byte{}, base...)
 	patch, err := wbp.ParsePatch(layout, text)
 	if err == nil {
@@ -64,7 +64,7 @@ func patched(name string, layout *wbp.Layout, base, text []byte) object {
 	switch {
 	case err == nil:
 		return object{"ok": object{"digest": wbp.DigestOf(layout.ID, data, 1<<12)}}
-	case bytes.Equal(data, base) || name == "another target": // only detected after bytes have changed
+	case bytes.Equal(data, base) || name == "another target": // a wrong target is detected only after bytes have changed
 		return object{"error": "patch"}
 	}
 	return object{"error": err.Error() + ", but bytes have changed"}

@@ -9,7 +9,7 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// A subject is a version in the form of sealing.json.
+// A subject is a version as sealing.json has it.
 type subject struct {
 	Model, Encoding string
 	Epoch, Version  int64

@@ -9,13 +9,13 @@ import (
 
 const tick = 100 * time.Millisecond
 
-// A sequence is a test case of steps for one worker.
+// A sequence is a test case: the steps of one worker.
 type sequence struct {
 	Name     string
 	Models   []string
 	BytesMax int64                      `json:"bytes_max"`
 	InPlace  map[string]map[string]spec `json:"in_place"`
-	Applies  []string
+	Applies  []string                   // outcomes of the first applies: "done", "torn", or any other text for a failure
 	Steps    []struct {
 		WaitMS    int64 `json:"wait_ms"`
 		PongEpoch int64 `json:"pong"` // epoch of a pong to receive; 0 for none
@@ -51,15 +51,15 @@ func sequences(t table) error {
 	return nil
 }
 
-// A player runs a machine with a simulated clock. It applies each ready version at once, or reports
-// it as failed if the case says so.
+// A player runs a worker's machine with a simulated clock. It reports each ready version at once as
+// applied, or as failed if the test case requires that.
 type player struct {
 	machine *wbp.WorkerMachine
 	now     time.Duration
 	sent    []json.RawMessage
-	token   int64 // of the last ping
-	runs    map[string]int64
-	applies []string
+	token   int64            // of the last ping
+	runs    map[string]int64 // by model: the running version
+	applies []string         // outcomes of the next applies
 }
 
 func newPlayer(c sequence) *player {
@@ -85,7 +85,7 @@ func newPlayer(c sequence) *player {
 	return &player{machine: machine, runs: map[string]int64{}, applies: c.Applies}
 }
 
-// step plays one step, and returns the sent messages and the versions that run after it.
+// step executes one step, and returns the sent messages and the versions that run afterwards.
 func (p *player) step(wait time.Duration, control, data [][]byte) object {
 	p.sent = []json.RawMessage{}
 	for until := p.now + wait; p.now < until; {
@@ -110,7 +110,7 @@ func (p *player) step(wait time.Duration, control, data [][]byte) object {
 	return object{"sent": p.sent, "runs": runs}
 }
 
-// receive puts the payload of a message into the machine's lease, as a connection does.
+// receive copies the payload of a message into the machine's lease, as a connection does.
 func (p *player) receive(frames [][]byte) ([][]byte, *wbp.Lease) {
 	if len(frames) < 2 {
 		return frames, nil

@@ -12,8 +12,8 @@ import (
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
-// vectors reports the result of every case of every table.
-func vectors(folder string, say func(object)) error {
+// vectors emits the result of every case of every table of test vectors in a folder.
+func vectors(folder string, emit func(object)) error {
 	all := []struct {
 		file, list string
 		run        func(t table) error
@@ -33,11 +33,11 @@ func vectors(folder string, say func(object)) error {
 		{"sealing.json", "headers", messages},
 	}
 	lists := map[string]int{}
-	for _, one := range all {
-		lists[one.file]++
+	for _, each := range all {
+		lists[each.file]++
 	}
-	for _, one := range all {
-		if err := one.run(table{folder, one.file, one.list, lists[one.file] > 1, say}); err != nil {
+	for _, each := range all {
+		if err := each.run(table{folder, each.file, each.list, lists[each.file] > 1, emit}); err != nil {
 			return err
 		}
 	}
@@ -47,8 +47,8 @@ func vectors(folder string, say func(object)) error {
 // A table is one list of cases in a file.
 type table struct {
 	folder, file, list string
-	several            bool // the file has several lists
-	say                func(object)
+	several            bool // the file has several lists, so that results also name the list
+	emit               func(object)
 }
 
 // read reads the cases into a slice.
@@ -64,7 +64,7 @@ func (t table) read(into interface{}) error {
 	return json.Unmarshal(lists[t.list], into)
 }
 
-// report reports the result of a case, by its name or else its index.
+// report emits the result of a case, which is named by its index if it has no name.
 func (t table) report(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
@@ -73,7 +73,7 @@ func (t table) report(name string, index int, result object) {
 		name = t.list + "/" + name
 	}
 	result["file"], result["case"] = t.file, name
-	t.say(result)
+	t.emit(result)
 }
 
 // A source is bytes of a case: as text, as hexadecimal digits, or in a file.
@@ -92,7 +92,7 @@ func (t table) bytes(s source) ([]byte, error) {
 	case s.File != nil:
 		return os.ReadFile(filepath.Join(t.folder, *s.File))
 	}
-	return nil, errors.New("bytes are none of text, hex, file")
+	return nil, errors.New("a source has none of text, hex and file")
 }
 
 func (t table) frames(sources []source) ([][]byte, error) {
@@ -120,7 +120,7 @@ func messages(t table) error {
 	for i, c := range cases {
 		if c.Direction == "from_worker" {
 			if c.Expect.OK != nil {
-				t.report(c.Name, i, encoded(c.Expect.OK))
+				t.report(c.Name, i, encode(c.Expect.OK))
 			}
 			continue
 		}
@@ -128,12 +128,12 @@ func messages(t table) error {
 		if err != nil {
 			return err
 		}
-		t.report(c.Name, i, decoded(frames))
+		t.report(c.Name, i, decode(frames))
 	}
 	return nil
 }
 
-func decoded(frames [][]byte) object {
+func decode(frames [][]byte) object {
 	if len(frames) == 0 {
 		return object{"error": "malformed"}
 	}
@@ -145,7 +145,7 @@ func decoded(frames [][]byte) object {
 	return object{"ok": plain(message), "payloads": len(frames) - 1}
 }
 
-// plain returns the fields of a message.
+// plain returns the fields of a message, as JSON.
 func plain(message wbp.Message) object {
 	fields := object{}
 	text, _ := json.Marshal(message)
@@ -163,8 +163,8 @@ func rawField(text []byte, name string) json.RawMessage {
 	return raw[name]
 }
 
-// encoded returns the encoded header of a message with these fields.
-func encoded(ok json.RawMessage) object {
+// encode returns the encoded header of a message with these fields.
+func encode(ok json.RawMessage) object {
 	var kind struct{ Type string }
 	_ = json.Unmarshal(ok, &kind)
 	message, known := fromWorker()[kind.Type]
@@ -311,7 +311,7 @@ func phases(t table) error {
 	return nil
 }
 
-// versions parses each file as a version and hashes it from its bytes alone.
+// versions parses each file as a layout and a data section, and computes the digest of both.
 func versions(t table) error {
 	var cases []struct {
 		Name        string

@@ -32,33 +32,34 @@ func (s spec) signature() wbp.Signature {
 	return wbp.Signature{DType: s.DType, Shape: shape}
 }
 
-const lookEvery = 100 * time.Millisecond // interval of checks for a rename
+const renameCheckInterval = 100 * time.Millisecond
 
 type settings struct {
 	models    []string
 	inPlace   map[string]map[string]spec
 	noTensors bool
-	turnDown  numbers
-	breaks    numbers
+	turnDown  numbers // versions that the user rejects
+	breaks    numbers // versions that the user fails to apply after bytes have changed
 	slow      slowness
 	cast      bool
 }
 
-// A slowness is the duration of applies: S for every version, or S:N,... for some.
+// A slowness is the duration of applies. The flag is S (seconds) for every version, or S:N,... for
+// the versions N,...
 type slowness struct {
-	seconds time.Duration
-	of      numbers
+	duration time.Duration
+	versions numbers // nil: every version
 }
 
 func (s *slowness) String() string { return "" }
 
 // Set parses the flag.
 func (s *slowness) Set(text string) error {
-	digits, of, some := strings.Cut(text, ":")
+	digits, versions, hasVersions := strings.Cut(text, ":")
 	number, err := strconv.ParseFloat(digits, 64)
-	if s.seconds = inSeconds(number); err == nil && some {
-		s.of = numbers{}
-		err = s.of.Set(of)
+	if s.duration = inSeconds(number); err == nil && hasVersions {
+		s.versions = numbers{}
+		err = s.versions.Set(versions)
 	}
 	return err
 }
@@ -83,19 +84,19 @@ func (n numbers) Set(text string) error {
 // worker joins and applies versions until a signal or the end of its time.
 func worker(address string, arguments []string) error {
 	flags := flag.NewFlagSet("driver worker ADDRESS", flag.ContinueOnError)
-	name := flags.String("name", "", "what the worker is called")
-	models := flags.String("models", "", "the models it wants, separated by commas")
+	name := flags.String("name", "", "the worker's name")
+	models := flags.String("models", "", "the models to receive, separated by commas")
 	inPlace := flags.String("in-place", "", "a file with the tensors to register")
-	noTensors := flags.Bool("no-tensors", false, "leave out the checksums of tensors")
-	bytesMax := flags.Int64("bytes-max", 0, "the largest version to accept")
+	noTensors := flags.Bool("no-tensors", false, "do not print checksums of tensors")
+	bytesMax := flags.Int64("bytes-max", 0, "the size of the largest version to accept")
 	network := flags.Bool("network", false, "do not use shared memory")
-	seconds := flags.Float64("seconds", 120, "when to end")
+	seconds := flags.Float64("seconds", 120, "how long to run")
 	s := settings{turnDown: numbers{}, breaks: numbers{}}
-	flags.Var(s.turnDown, "turn-down", "versions that the user does not want")
-	flags.Var(s.breaks, "break", "versions at which the user fails after bytes have changed")
-	flags.Var(&s.slow, "apply-seconds", "what the user's apply takes")
-	applyTimeout := flags.Float64("apply-timeout", 0, "and what it may take")
-	keys := flags.String("keys", "", "the worker's file of weightbus keygen")
+	flags.Var(s.turnDown, "turn-down", "versions that the user rejects")
+	flags.Var(s.breaks, "break", "versions that the user fails to apply after bytes have changed")
+	flags.Var(&s.slow, "apply-seconds", "how many seconds the user's apply takes")
+	applyTimeout := flags.Float64("apply-timeout", 0, "the limit of the user's apply in seconds; 0: the default")
+	keys := flags.String("keys", "", "the worker's key file, made by weightbus keygen")
 	partial := flags.Bool("partial", false, "versions may have tensors that are not registered")
 	flags.BoolVar(&s.cast, "cast", false, "versions may have other dtypes than are registered")
 	if err := flags.Parse(arguments); err != nil {
@@ -129,8 +130,8 @@ func worker(address string, arguments []string) error {
 	if len(s.turnDown) > 0 {
 		options.BeforeApply = s.beforeApply
 	}
-	if len(s.turnDown)+len(s.breaks) > 0 || s.slow.seconds > 0 {
-		options.Apply = s.applies
+	if len(s.turnDown)+len(s.breaks) > 0 || s.slow.duration > 0 {
+		options.Apply = s.apply
 	}
 	w, err := weightbus.New(address, options)
 	if err != nil {
@@ -144,7 +145,7 @@ func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.
 
 var errTurnedDown = errors.New("told to turn down")
 
-// beforeApply rejects versions of registered models.
+// beforeApply rejects the versions of --turn-down, of models with registered memory.
 func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
 	if s.inPlace[next.Model] != nil && s.turnDown[next.Version] {
 		return errTurnedDown
@@ -152,10 +153,11 @@ func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
 	return nil
 }
 
-// applies sleeps, and rejects snapshots or fails.
-func (s settings) applies(_ context.Context, v weightbus.View) error {
-	if s.slow.of == nil || s.slow.of[v.Version] {
-		time.Sleep(s.slow.seconds)
+// apply sleeps as --apply-seconds says. Then it rejects the versions of --turn-down, of models
+// without registered memory, and those of --break.
+func (s settings) apply(_ context.Context, v weightbus.View) error {
+	if s.slow.versions == nil || s.slow.versions[v.Version] {
+		time.Sleep(s.slow.duration)
 	}
 	switch {
 	case s.inPlace[v.Model] == nil && s.turnDown[v.Version]:
@@ -188,22 +190,23 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 	return models, nil
 }
 
-// run receives versions and prints events. Meanwhile it reads the registered models, to find mixed
-// versions. It does not read them with --no-tensors (for measurements) or with --cast.
+// run receives versions and prints events. Meanwhile it reads the registered models repeatedly, to
+// find bytes of two versions at once. It does not do so with --no-tensors (for measurements) or with
+// --cast.
 func (s settings) run(ctx context.Context, w *weightbus.Worker) {
-	var others sync.WaitGroup
-	others.Add(1)
-	go func() { defer others.Done(); watch(w.Events()) }()
+	var goroutines sync.WaitGroup
+	goroutines.Add(1)
+	go func() { defer goroutines.Done(); watch(w.Events()) }()
 	for model := range s.inPlace {
 		if s.noTensors || s.cast {
 			break
 		}
-		others.Add(1)
-		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
+		goroutines.Add(1)
+		go func(model string) { defer goroutines.Done(); lookForTears(ctx, w, model) }(model)
 	}
 	printed := map[string]wbp.Key{} // the last printed version, by model
 	for {
-		waitCtx, cancel := context.WithTimeout(ctx, lookEvery)
+		waitCtx, cancel := context.WithTimeout(ctx, renameCheckInterval)
 		update, err := w.Receive(waitCtx)
 		cancel()
 		var failed *weightbus.ApplyError
@@ -216,16 +219,16 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 				"code": string(failed.Code), "text": failed.Text})
 		case ctx.Err() != nil || errors.Is(err, weightbus.ErrClosed):
 			_ = w.Close()
-			others.Wait()
+			goroutines.Wait()
 			return
 		default:
-			s.look(ctx, w, printed)
+			s.printRenamed(ctx, w, printed)
 		}
 	}
 }
 
-// said returns the fields of a version that all events have.
-func said(event string, of weightbus.Update) object {
+// eventOf returns an event with the fields that all events about a version have.
+func eventOf(event string, of weightbus.Update) object {
 	line := object{"event": event, "model": of.Model, "epoch": of.Epoch, "version": of.Version}
 	if of.Metadata != nil {
 		line["metadata"] = of.Metadata
@@ -233,13 +236,13 @@ func said(event string, of weightbus.Update) object {
 	return line
 }
 
-// look prints a running version whose key is not the last printed one.
-func (s settings) look(ctx context.Context, w *weightbus.Worker, printed map[string]wbp.Key) {
+// printRenamed prints each running version whose key is not the last printed key of its model.
+func (s settings) printRenamed(ctx context.Context, w *weightbus.Worker, printed map[string]wbp.Key) {
 	for _, model := range s.models {
 		_ = w.Read(ctx, model, func(v weightbus.View) { // an error: no version runs, or the driver stops
 			if runs := (wbp.Key{Epoch: v.Epoch, Version: v.Version}); runs != printed[model] {
 				printed[model] = runs
-				print(said("runs", v.Update))
+				print(eventOf("runs", v.Update))
 			}
 		})
 	}
@@ -247,7 +250,7 @@ func (s settings) look(ctx context.Context, w *weightbus.Worker, printed map[str
 
 // applied prints an applied version, with the checksums of its tensors in memory.
 func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
-	line := said("applied", update)
+	line := eventOf("applied", update)
 	line["digest"] = update.Digest
 	if !s.noTensors {
 		crcs := map[string]uint32{}
@@ -258,14 +261,15 @@ func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weigh
 			}
 		})
 		if err != nil {
-			return // stopped while it waited
+			return // the driver stops
 		}
 		line["tensors"] = crcs
 	}
 	print(line)
 }
 
-// watch prints the start and end of sessions, and refusals, but no refusal twice in a row.
+// watch prints the start and end of sessions, and refusals, but not the same refusal twice in a row.
+// It writes other events to standard error.
 func watch(events <-chan weightbus.Event) {
 	var last weightbus.Event
 	for event := range events {
@@ -287,8 +291,8 @@ func watch(events <-chan weightbus.Event) {
 	}
 }
 
-// lookForTears reads all tensors of a model repeatedly, and prints an error if they mix versions:
-// all bytes of a version have the same value.
+// lookForTears reads all tensors of a model repeatedly, and prints an event if they mix versions: the
+// publisher gives all bytes of a version the same value.
 func lookForTears(ctx context.Context, w *weightbus.Worker, model string) {
 	for ctx.Err() == nil {
 		err := w.Read(ctx, model, func(v weightbus.View) {

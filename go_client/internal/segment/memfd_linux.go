@@ -30,8 +30,8 @@ func sealsOf(fd uintptr) (int, error) {
 	return int(seals), nil
 }
 
-// Make returns a memfd with this content and the seals of a publisher's segment. Only tests and the
-// conformance driver use it.
+// Make returns a memfd with this content and the seals of a publisher's segment, for tests and the
+// conformance driver.
 func Make(content []byte) (*os.File, error) {
 	name := []byte("weightbus\x00")
 	fd, _, err := syscall.Syscall(memfdCreate[runtime.GOARCH], uintptr(unsafe.Pointer(&name[0])),

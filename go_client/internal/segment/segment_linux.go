@@ -1,17 +1,17 @@
 //go:build !portable
 
-// Package segment implements the shared-memory transport (section 10 of the protocol): it reads the
+// Package segment implements the shared-memory transport (section 10 of the protocol). It reads the
 // memory of a publisher that is a process of the same user on the same Linux host.
 //
 //	0       8       24      32        40       48              4096
 //	├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
 //	│ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
 //	└───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
-//	                  u64     u64       u64 (little-endian), of the model's id
+//	                  u64     u64       u64, little-endian: the length of the model's name
 //
 // The publisher writes a segment under an exclusive flock, and the worker copies under a shared
-// flock. Neither side waits for the lock. The stamp (epoch, version, model) identifies the
-// contents.
+// flock. Neither side waits for the lock. The stamp (epoch, version, length, model) identifies the
+// version in the segment.
 package segment
 
 import (
@@ -31,12 +31,12 @@ const (
 	headerBytes = 4096
 	stampBegin  = 24
 	stampEnd    = 176
-	viewsMax    = 8 // segments to keep mapped: a few for each of some models
+	viewsMax    = 8 // number of segments to keep mapped, enough for several models
 
 	populateRead = 22 // MADV_POPULATE_READ of Linux 5.14; on older kernels the first copy maps the pages
 )
 
-var pathForm = regexp.MustCompile(`^/proc/[0-9]{1,10}/fd/[0-9]{1,10}$`)
+var pathPattern = regexp.MustCompile(`^/proc/[0-9]{1,10}/fd/[0-9]{1,10}$`)
 
 // A Cache keeps recently opened segments mapped.
 type Cache struct {
@@ -47,8 +47,8 @@ type Cache struct {
 // NewCache returns an empty Cache.
 func NewCache() *Cache { return &Cache{} }
 
-// Open returns a segment on this host with a data section of size bytes, which the caller must
-// release after use; nil on failure.
+// Open returns a segment on this host with a data section of size bytes, or nil on failure. The
+// caller must release the segment after use.
 func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +58,7 @@ func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 			return v
 		}
 	}
-	if !pathForm.MatchString(shared.Path) { // S4
+	if !pathPattern.MatchString(shared.Path) { // S4
 		return nil
 	}
 	v, err := open(shared, size)
@@ -69,7 +69,7 @@ func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 		c.views[0].Release()
 		c.views = c.views[1:]
 	}
-	v.hold() // the first hold belongs to the cache
+	v.hold() // for the caller; open has counted the cache as a user
 	return v
 }
 
@@ -84,21 +84,22 @@ type view struct {
 	copies int // copies in progress, which share the descriptor's one flock
 }
 
-// open maps the file of a segment. It returns an error if the file is not that segment.
+// open opens and maps the file of a segment. It returns an error if the file is not that segment.
 func open(shared *wbp.Shared, size int64) (*view, error) {
 	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec by default in Go
 	if err != nil {
 		return nil, err
 	}
 	v := &view{token: shared.Token, file: file, holds: 1}
-	if err := v.mapped(shared, size); err != nil {
+	if err := v.mapFile(shared, size); err != nil {
 		v.unmap()
 		return nil, err
 	}
 	return v, nil
 }
 
-func (v *view) mapped(shared *wbp.Shared, size int64) error {
+// mapFile maps the file, and returns an error unless it is the segment that shared describes.
+func (v *view) mapFile(shared *wbp.Shared, size int64) error {
 	info, err := v.file.Stat()
 	if err != nil {
 		return err
@@ -107,7 +108,7 @@ func (v *view) mapped(shared *wbp.Shared, size int64) error {
 		return fmt.Errorf("%s is not a segment of %d bytes", shared.Path, size)
 	}
 	if seals, err := sealsOf(v.file.Fd()); err != nil || seals&sealShrink == 0 {
-		return fmt.Errorf("%s could be cut short while it is read", shared.Path)
+		return fmt.Errorf("%s could be truncated while it is read", shared.Path)
 	}
 	v.memory, err = syscall.Mmap(int(v.file.Fd()), 0, int(info.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {
@@ -115,7 +116,7 @@ func (v *view) mapped(shared *wbp.Shared, size int64) error {
 	}
 	token, err := hex.DecodeString(shared.Token)
 	if err != nil || string(v.memory[:stampBegin]) != "WBPSHM1\x00"+string(token) {
-		return errors.New("a segment with another token")
+		return errors.New("the segment has another token")
 	}
 	return nil
 }
@@ -149,14 +150,14 @@ func (v *view) Prefault() {
 	v.hold()
 	go func() {
 		defer v.Release()
-		_ = v.warm()
+		_ = v.prefault()
 	}()
 }
 
-func (v *view) warm() error { return syscall.Madvise(v.memory, populateRead) }
+func (v *view) prefault() error { return syscall.Madvise(v.memory, populateRead) }
 
 // Copy calls copy with the locked data section. It returns ErrStale if the segment does not hold
-// this version before and after the call.
+// this version both before and after the call.
 func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
 	if err := v.lock(); err != nil { // S5
 		return wbp.ErrStale

@@ -1,6 +1,6 @@
 //go:build !linux || portable
 
-// Package segment is the shared-memory transport, which this system does not support.
+// Package segment stands for the shared-memory transport, which this system does not support.
 package segment
 
 import "github.com/weightbus/weightbus/go_client/internal/wbp"

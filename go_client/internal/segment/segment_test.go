@@ -72,7 +72,7 @@ func TestWarm(t *testing.T) {
 		return kilobytes
 	}
 	before := pages()
-	if err := view.warm(); errors.Is(err, syscall.EINVAL) {
+	if err := view.prefault(); errors.Is(err, syscall.EINVAL) {
 		t.Skip("this kernel maps nothing ahead")
 	} else if err != nil {
 		t.Fatal(err)

@@ -104,7 +104,7 @@ func (s *server) message(frames ...[]byte) (out []byte) {
 		if i == len(frames)-1 {
 			more = 0
 		}
-		out = append(out, s.appendFrame(more, frame)...)
+		out = append(out, s.frame(more, frame)...)
 	}
 	return out
 }
@@ -197,7 +197,7 @@ func TestCurveCarriesMessagesBothWays(t *testing.T) {
 			t.Fatalf("%v, %d messages", err, len(messages))
 		}
 		checkFrames(t, messages[0].Frames, [][]byte{[]byte("header"), payload})
-		if room := cap(messages[0].Frames[1]) - len(payload); len(payload) > scratchBytes && room < roomBehind {
+		if room := cap(messages[0].Frames[1]) - len(payload); len(payload) > scratchBytes && room < tagRoom {
 			t.Fatalf("%d bytes behind a payload", room)
 		}
 		if flags, frame := said(t, s); flags&flagCommand != 0 || other.opened(t, frame) != "\x02\x04PONGctx" {

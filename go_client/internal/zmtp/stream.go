@@ -49,7 +49,7 @@ var (
 // Limits are the largest frames in bytes, like ZMQ_MAXMSGSIZE.
 type Limits struct{ Header, Payload int }
 
-// A Place is memory into which a payload is received, piece by piece.
+// A Buffer is memory into which a payload is received in parts.
 type Buffer interface {
 	Room() []byte    // the memory for the next bytes; nil if the payload is no longer wanted
 	Received(n int)  // n bytes were written into Room
