@@ -528,13 +528,14 @@ PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
 }
 
 # Optional features.
-MAPPING: Final = "mapping"  # takes `prepare`, and maps a segment before its first version
-RENAMING: Final = "renaming"  # takes `rename`
+MAPPING: Final = "mapping"  # accepts `prepare`, and maps a segment before its first version
+RENAMING: Final = "renaming"  # accepts `rename`
 DELTA: Final = "delta-1"  # decodes patches of this encoding
 # sends `applied` on its data connection; of a publisher: `upstream.TOKEN`, the token for it
 UPSTREAM: Final = "upstream"
 TICKET: Final = "ticket"  # `ticket.TOKEN`, the ticket for a data connection
 CHECKING: Final = "checking"  # answers `check`
-RELAY: Final = "relay"  # of a worker: a relay, which sends `below`; of a publisher: takes `below`
-COMPANIONS: Final = "companions"  # applies a version and its companions at once
-PARTS: Final = "parts"  # of a worker: takes a part of its versions; of a publisher: sends parts
+RELAY: Final = "relay"  # of a worker: a relay, which sends `below`; of a publisher: accepts `below`
+COMPANIONS: Final = "companions"  # applies a version and its companions as one
+# of a worker: receives only a part of its versions; of a publisher: sends parts
+PARTS: Final = "parts"

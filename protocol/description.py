@@ -1,7 +1,7 @@
-"""The description of WBP/1 in this folder, read and checked: `read()` returns a `Protocol`.
+"""Read and check the description of the protocol WBP/1: `read()` returns a `Protocol`.
 
-The files in TOML are the only source of the protocol's messages, limits, timers, codes, features
-and tables of states. `README.md` explains how they are written. A mistake raises a
+The TOML files in this folder are the only source of the protocol's messages, limits, timers, codes,
+features and tables of states. `README.md` explains how to write them. A mistake in a file raises a
 `DescriptionError` with the file and the line.
 """
 
@@ -23,7 +23,7 @@ SENDERS: Final = ("worker", "publisher", "observer", "either")
 SIDES: Final = ("worker", "publisher", "both")
 CHANNELS: Final = ("control", "data", "both")
 PAYLOADS: Final = ((0, 0), (0, 1), (1, 1))
-RESERVED: Final = ("wbp", "type")  # what every header has
+RESERVED: Final = ("wbp", "type")  # fields that every header has
 TEXTS: Final = ("meaning", "summary", "purpose", "type", "class", "head", "answers", "effect", "by")
 IDENTIFIER: Final = re.compile(r"[a-z][a-z0-9_]*")
 WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
@@ -33,7 +33,7 @@ class DescriptionError(Exception):
     """A mistake in the description. Its text begins with the file and the line."""
 
 
-# Types of fields. A bound is a number; `*_name` is how the description writes it, such as
+# Types of fields. A bound is a number; `*_name` is the bound's text in the description, such as
 # `CHUNKS_MAX-1`.
 
 
@@ -59,7 +59,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Hex:
-    """A string of exactly so many of `0-9 a-f`; with `empty`, the empty string too."""
+    """A string of `digits` characters of `0-9 a-f`; if `empty`, also the empty string."""
 
     digits: int
     empty: bool = False
@@ -67,7 +67,7 @@ class Hex:
 
 @dataclass(frozen=True)
 class Text:
-    """A string of at most so many Unicode code points."""
+    """A string of at most `most` Unicode code points."""
 
     most: int
     most_name: str
@@ -75,7 +75,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Base64:
-    """At most so many bytes, in base64 with padding."""
+    """At most `most` bytes, in base64 with padding."""
 
     most: int
     most_name: str
@@ -90,7 +90,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Object:
-    """An object that the description has under this name."""
+    """An object of the description, with its name there and the name of its class."""
 
     name: str
     class_name: str
@@ -105,7 +105,7 @@ class Nullable:
 
 @dataclass(frozen=True)
 class Array:
-    """At most so many values of a type."""
+    """An array of at most `most` values of a type."""
 
     most: int
     most_name: str
@@ -114,7 +114,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Map:
-    """An object of at most so many entries: keys and values of these types."""
+    """An object of at most `most` entries, with keys and values of these types."""
 
     most: int
     most_name: str
@@ -131,8 +131,8 @@ REQUIRED: Final = object()  # the default of a field without one
 class Field:
     """A field of a message or an object.
 
-    `page` has the field's row. A text with `programs` is for programs, such as a path; people read
-    all others.
+    `page` is the page of the document with the field's row. If `programs` is true, the field is a
+    text for programs, such as a path; all other texts are for people.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Struct:
     summary: str
     fields: tuple[Field, ...]
     of_version: bool = False  # the first fields are model, epoch and version
-    version_meaning: str = ""  # of these three
+    version_meaning: str = ""  # the meaning of these three fields
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ class Message(Struct):
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit. `written` is the value as the document writes it.
+    """A limit. `written` is the text of the value in the document, such as `2^20`.
 
-    With `sentence`, a sentence of the page defines the limit, and not a table.
+    If `sentence` is true, a sentence of the page defines the limit; otherwise a table does.
     """
 
     name: str
@@ -200,7 +200,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class Code:
-    """A code. `cells` has the other cells of its row by name."""
+    """A code of a failure or refusal. `cells` has the other cells of its row by name."""
 
     name: str
     cells: Mapping[str, Any]
@@ -209,7 +209,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Feature:
-    """An optional feature: the side that names it, and its page."""
+    """An optional feature. `side` is the side that names it in its first message."""
 
     name: str
     side: str
@@ -224,7 +224,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Table:
-    """States and events, and the arrows between the states: `arrows[state][event]` is the next."""
+    """A table of states, events and transitions: `arrows[state][event]` is the next state."""
 
     name: str
     side: str
@@ -246,7 +246,7 @@ class Protocol:
     objects: Mapping[str, Struct]
     limits: Mapping[str, Limit]
     timers: Mapping[str, Timer]
-    codes: Mapping[str, Mapping[str, Code]]  # by the message that carries them, and by name
+    codes: Mapping[str, Mapping[str, Code]]  # by the message that has them, and by name
     features: Mapping[str, Feature]
     tables: Mapping[str, Table]  # by "side.name"
 
@@ -255,7 +255,7 @@ class Protocol:
         return [m for m in self.messages.values() if m.sender in (side, "either")]
 
     def objects_in(self, structs: Iterable[Struct]) -> list[Struct]:
-        """Return the objects in some structs, each after those in it."""
+        """Return the objects that some structs contain; inner objects come before outer ones."""
         found: dict[str, Struct] = {}
         for each in (each for struct in structs for each in struct.fields):
             for inner in (self.objects[name] for name in objects_in(each.type)):
@@ -263,7 +263,7 @@ class Protocol:
         return list(found.values())
 
     def start_of(self, struct: Struct) -> Struct | None:
-        """Return the object whose fields a longer object begins with."""
+        """Return an object whose fields are the first fields of `struct`, or None."""
         fields = [(each.name, each.type) for each in struct.fields]
         for other in self.objects.values():
             start = [(each.name, each.type) for each in other.fields]
@@ -293,14 +293,14 @@ def read(folder: Path = FOLDER) -> Protocol:
 
 
 def plain(meaning: str) -> str:
-    """Return a meaning as the text of a comment: without links and emphasis."""
+    """Return a meaning without links and emphasis, as the text of a comment."""
     text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", meaning)
     return re.sub(r"(?<![\w`*])\*(\w[^*]*)\*", r"\1", text)
 
 
 @dataclass
 class Source:
-    """A file of the description: its values, and where each of them stands."""
+    """A file of the description: its values, and the line of each value."""
 
     path: Path
     values: dict[str, Any] = field(init=False)
@@ -316,7 +316,7 @@ class Source:
         self._lines = text.splitlines()
 
     def fail(self, text: str, *keys: str) -> DescriptionError:
-        """Return an error at the line of a table and, if it has one, of the key in it."""
+        """Return an error with the line of a key or, if the key has no line, of its table."""
         return DescriptionError(f"{self.path.name}:{self._line(keys)}: {text}")
 
     def _line(self, keys: tuple[str, ...]) -> int:
@@ -335,34 +335,34 @@ class Source:
             return start + 1
         return 1
 
-    def checked(self, table: Mapping[str, Any], allowed: str, *keys: str) -> Mapping[str, Any]:
-        """Return a table whose keys are `allowed`: words, those that may be missing with `?`."""
+    def check_keys(self, table: Mapping[str, Any], allowed: str, *keys: str) -> None:
+        """Check the keys of a table: `allowed` lists them, with a `?` after optional keys."""
         if not isinstance(cast("object", table), Mapping):
-            raise self.fail(f"{'.'.join(keys)} is no table", *keys)
+            raise self.fail(f"{'.'.join(keys)} is not a table", *keys)
         known = {word.rstrip("?") for word in allowed.split()}
         for key in table:
             if key not in known:
                 raise self.fail(f"unknown key {key!r}; known are {', '.join(sorted(known))}", *keys)
             if key in TEXTS and not isinstance(table[key], str):
-                raise self.fail(f"{key!r} is {table[key]!r}, which is no text", *keys, key)
+                raise self.fail(f"{key!r} is {table[key]!r}, which is not a text", *keys, key)
         for word in allowed.split():
             if not word.endswith("?") and word not in table:
                 raise self.fail(f"{'.'.join(keys)} has no {word!r}", *keys)
-        return table
 
     def one_of(self, value: object, allowed: tuple[Any, ...], what: str, *keys: str) -> Any:
-        """Return a value that must be one of those allowed."""
+        """Return a value, which must be one of the allowed values."""
         if value not in allowed:
-            raise self.fail(f"{what} {value!r} is none of {', '.join(map(str, allowed))}", *keys)
+            listed = ", ".join(map(str, allowed))
+            raise self.fail(f"{what} {value!r} is not one of {listed}", *keys)
         return value
 
-    def word(self, value: str, pattern: re.Pattern[str], what: str, *keys: str) -> None:
-        """Check that a name is written as names of its kind are."""
+    def check_name(self, value: str, pattern: re.Pattern[str], what: str, *keys: str) -> None:
+        """Check that a name matches the pattern of names of its kind."""
         if not pattern.fullmatch(value):
-            raise self.fail(f"the {what} {value!r} is not of the form {pattern.pattern}", *keys)
+            raise self.fail(f"the {what} {value!r} does not match {pattern.pattern}", *keys)
 
     def page(self, value: object, *keys: str) -> str:
-        """Return the name of a page that there is."""
+        """Return the name of a page, which must be one of `PAGES`."""
         page: str = self.one_of(value, PAGES, "page", *keys)
         return page
 
@@ -372,23 +372,23 @@ class Source:
 _POWER = re.compile(r"2\^(\d+)(-1)?")
 
 
-def power(written: str) -> int:
-    """Return the number that is written as `64`, `2^20` or `2^53-1`."""
+def parse_number(written: str) -> int:
+    """Return the number of a text such as `64`, `2^20` or `2^53-1`."""
     if match := _POWER.fullmatch(written):
         return (1 << int(match[1])) - (1 if match[2] else 0)
     if not written.isdecimal():
-        raise ValueError(f"{written!r} is no number; write 64, 2^20 or 2^53-1")
+        raise ValueError(f"{written!r} is not a number; write 64, 2^20 or 2^53-1")
     return int(written)
 
 
 def _limits(source: Source) -> dict[str, Limit]:
     found: dict[str, Limit] = {}
     for name, table in source.values.items():
-        source.checked(table, "value page meaning sentence?", name)
-        source.word(name, re.compile(r"[A-Z][A-Z_]*"), "limit", name)
+        source.check_keys(table, "value page meaning sentence?", name)
+        source.check_name(name, re.compile(r"[A-Z][A-Z_]*"), "limit", name)
         written = str(table["value"])
         try:
-            value = power(written)
+            value = parse_number(written)
         except ValueError as error:
             raise source.fail(f"{name}: {error}", name) from None
         page = source.page(table["page"], name)
@@ -400,9 +400,9 @@ def _limits(source: Source) -> dict[str, Limit]:
 def _timers(source: Source) -> dict[str, Timer]:
     found: dict[str, Timer] = {}
     for name, table in source.values.items():
-        source.checked(table, "default side page meaning", name)
+        source.check_keys(table, "default side page meaning", name)
         if not isinstance(table["default"], int | float) or table["default"] <= 0:
-            raise source.fail(f"{name} is {table['default']!r}; a time is above zero", name)
+            raise source.fail(f"{name} is {table['default']!r}; a time must be above zero", name)
         side = source.one_of(table["side"], SIDES, "side", name)
         page = source.page(table["page"], name)
         found[name] = Timer(name, table["default"], side, page, table["meaning"])
@@ -413,22 +413,22 @@ def _codes(source: Source) -> dict[str, dict[str, Code]]:
     cells = {"refuse": "answers effect", "failed": "again", "verified": "by"}
     found: dict[str, dict[str, Code]] = {}
     for message, codes in source.values.items():
-        source.one_of(message, tuple(cells), "the codes are of", message)
+        source.one_of(message, tuple(cells), "the message of the codes,", message)
         found[message] = {}
         for name, table in codes.items():
-            source.checked(table, f"{cells[message]} meaning?", message, name)
+            source.check_keys(table, f"{cells[message]} meaning?", message, name)
             if name != "any other":
-                source.word(name, WORD, "code", message, name)
-            more = {key: value for key, value in table.items() if key != "meaning"}
-            found[message][name] = Code(name, more, table.get("meaning", ""))
+                source.check_name(name, WORD, "code", message, name)
+            others = {key: value for key, value in table.items() if key != "meaning"}
+            found[message][name] = Code(name, others, table.get("meaning", ""))
     return found
 
 
 def _features(source: Source) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     for name, table in source.values.items():
-        source.checked(table, "side page meaning", name)
-        source.word(name, WORD, "feature", name)
+        source.check_keys(table, "side page meaning", name)
+        source.check_name(name, WORD, "feature", name)
         side = source.one_of(table["side"], SIDES, "side", name)
         found[name] = Feature(name, side, source.page(table["page"], name), table["meaning"])
     return found
@@ -440,24 +440,24 @@ def _features(source: Source) -> dict[str, Feature]:
 def _structs(
     source: Source, limits: Mapping[str, Limit]
 ) -> tuple[dict[str, Message], dict[str, Struct]]:
-    source.checked(source.values, "message object")
+    source.check_keys(source.values, "message object")
     classes: dict[str, str] = {}
     for name, table in source.values["object"].items():
         if name in source.values["message"]:
             raise source.fail(f"{name} is a message and an object", "object", name)
-        source.word(name, IDENTIFIER, "object", "object", name)
-        source.checked(table, "page class? summary fields", "object", name)
+        source.check_name(name, IDENTIFIER, "object", "object", name)
+        source.check_keys(table, "page class? summary fields", "object", name)
         classes[name] = _class_name(name, table)
     messages: dict[str, Message] = {}
     objects: dict[str, Struct] = {}
     for name, table in source.values["message"].items():
         at = ("message", name)
-        source.checked(
+        source.check_keys(
             table,
             "page class? from to over? purpose payloads? summary of_version? fields?",
             *at,
         )
-        source.word(name, IDENTIFIER, "message", *at)
+        source.check_name(name, IDENTIFIER, "message", *at)
         payloads = table.get("payloads", [0, 0])
         source.one_of(payloads, tuple(map(list, PAYLOADS)), "payloads", *at, "payloads")
         messages[name] = Message(
@@ -483,7 +483,7 @@ def _struct(
     classes: Mapping[str, str],
     limits: Mapping[str, Limit],
 ) -> dict[str, Any]:
-    """Return the arguments that a message and an object have in common."""
+    """Return the arguments of `Struct`, which `Message` has, too."""
     page = source.page(table["page"], *at, "page")
     fields: list[Field] = []
     if table.get("of_version"):
@@ -491,8 +491,8 @@ def _struct(
             fields.append(Field(name, type_of(written, classes, limits), REQUIRED, "", page))
     for name, row in table.get("fields", {}).items():
         keys = (*at, "fields", name)
-        source.checked(row, "type meaning default? page? programs?", *keys)
-        source.word(name, IDENTIFIER, "field", *keys)
+        source.check_keys(row, "type meaning default? page? programs?", *keys)
+        source.check_name(name, IDENTIFIER, "field", *keys)
         if at[0] == "message" and name in RESERVED:
             raise source.fail(f"every message has {name!r} already", *keys)
         if any(each.name == name for each in fields):
@@ -546,7 +546,7 @@ def _default(kind: Type, row: Mapping[str, Any]) -> Any:
 
 
 def fits(kind: Type, value: object) -> bool:
-    """Return whether a default is of a type: an empty array or object, or a plain value."""
+    """Return whether a default is of a type; arrays and objects can only be empty by default."""
     match kind:
         case Integer():
             number = isinstance(value, int) and not isinstance(value, bool)
@@ -568,10 +568,12 @@ def fits(kind: Type, value: object) -> bool:
 
 
 def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit]) -> Type:
-    """Return the type that is written in the words of the document; objects have `classes`.
+    """Return the type of a text such as `array, at most 8: name`.
+
+    `classes` has the class of each object.
 
     Raises:
-        ValueError: The words are none of a type, or a bound is unknown or reversed.
+        ValueError: The text is not a type, or a bound is unknown, or the bounds are reversed.
     """
 
     def inner(text: str) -> Type:
@@ -580,7 +582,7 @@ def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit
     def bound(text: str) -> int:
         name = re.fullmatch(r"([A-Z_]+)([+-]\d+)?", text)
         if name is None:
-            return power(text)
+            return parse_number(text)
         if name[1] not in limits:
             raise ValueError(f"no limit has the name {name[1]}")
         return limits[name[1]].value + int(name[2] or 0)
@@ -589,7 +591,7 @@ def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit
         return Array(bound(match[1]), match[1], inner(match[2]))
     if match := re.fullmatch(r"object, at most (\S+): (.+?) -> (.+)", written):
         if not isinstance(key := inner(match[2]), Name | Text | Hex | OneOf):
-            raise ValueError(f"a key of an object is a string, and {match[2]!r} is none")
+            raise ValueError(f"a key of an object is a string, but {match[2]!r} is not")
         return Map(bound(match[1]), match[1], key, inner(match[3]))
     if written.endswith(" or null"):
         if isinstance(kind := inner(written.removesuffix(" or null")), Nullable):
@@ -612,7 +614,7 @@ def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit
     if written.startswith("one of "):
         words = [word.strip().strip('"') for word in written.removeprefix("one of ").split(",")]
         if len(set(words)) < max(len(words), 2):
-            raise ValueError(f"{written!r} needs two different words or more")
+            raise ValueError(f"{written!r} needs at least two different words")
         return OneOf(tuple(words))
     if match := re.fullmatch(r"(\d\S*|[A-Z]\S*) to (\d\S*|[A-Z]\S*)", written):
         least, most = bound(match[1]), bound(match[2])
@@ -634,32 +636,32 @@ def _check_classes(source: Source, structs: list[Struct]) -> None:
 
 
 def _check_spelling(source: Source, structs: list[Struct]) -> None:
-    """Fields that differ only in underscores are one field, misspelt."""
+    """Reject fields whose names differ only in underscores: one of the names is misspelt."""
     first: dict[str, tuple[str, str]] = {}
     for struct in structs:
         for each in struct.fields:
-            plain = each.name.replace("_", "")
-            name, where = first.setdefault(plain, (each.name, struct.name))
+            letters = each.name.replace("_", "")
+            name, where = first.setdefault(letters, (each.name, struct.name))
             if name != each.name:
                 kind = "message" if isinstance(struct, Message) else "object"
                 raise source.fail(
-                    f"{struct.name} has a field {each.name!r}, and {where} has {name!r}: one name "
-                    "for one thing",
+                    f"{struct.name} has a field {each.name!r}, but {where} has {name!r}: use one "
+                    "name for one thing",
                     *(kind, struct.name, "fields", each.name),
                 )
 
 
-def inside(kind: Type) -> Iterator[Type]:
-    """Yield a type and the types in it."""
+def types_in(kind: Type) -> Iterator[Type]:
+    """Yield a type and all types that it contains."""
     yield kind
     for part in vars(kind).values():
         if isinstance(part, Type):
-            yield from inside(part)
+            yield from types_in(part)
 
 
 def objects_in(kind: Type) -> Iterator[str]:
     """Yield the names of the objects that a type contains."""
-    return (each.name for each in inside(kind) if isinstance(each, Object))
+    return (each.name for each in types_in(kind) if isinstance(each, Object))
 
 
 def spelled(
@@ -668,9 +670,10 @@ def spelled(
     part: Callable[[Type], str],
     bound: Callable[[str], str] = str,
 ) -> str:
-    """Return a type in a language: `forms` has the text of each kind of type, with its parts.
+    """Return the text of a type in a programming language.
 
-    `part` returns a type in the type, and `bound` a bound.
+    `forms` has a format string for each kind of type. `part` returns the text of a type that the
+    type contains, and `bound` the text of a bound.
     """
     texts: dict[str, object] = {}
     for name, value in vars(kind).items():
@@ -717,45 +720,45 @@ def _tables(source: Source) -> dict[str, Table]:
         source.one_of(side, ("worker", "publisher"), "side", side)
         for name, table in tables.items():
             at = (side, name)
-            source.checked(table, "summary page head initial final states events arrows", *at)
+            source.check_keys(table, "summary page head initial final states events arrows", *at)
             source.page(table["page"], *at, "page")
             states, events, arrows = table["states"], table["events"], table["arrows"]
             final = tuple(table["final"])
             for state in states:
-                source.word(state, WORD, "state", *at, "states", state)
+                source.check_name(state, WORD, "state", *at, "states", state)
             for event in events:
-                source.word(event, WORD, "event", *at, "events", event)
+                source.check_name(event, WORD, "event", *at, "events", event)
             named = {"initial": [table["initial"]], "final": final, "arrows": arrows}
             for key, each in named.items():
                 for state in each:
                     if state not in states:
                         where = (*at, key, state) if key == "arrows" else (*at, key)
-                        raise source.fail(f"{name}: no state is {state!r}", *where)
+                        raise source.fail(f"{name}: there is no state {state!r}", *where)
             for state, after in arrows.items():
                 for event, target in after.items():
                     if event not in events:
-                        text = f"{name}: no event is {event!r}"
+                        text = f"{name}: there is no event {event!r}"
                         raise source.fail(text, *at, "arrows", state)
                     if target not in states:
-                        text = f"{name}: {event!r} leads to no state: {target!r}"
+                        text = f"{name}: {event!r} leads to {target!r}, which is not a state"
                         raise source.fail(text, *at, "arrows", state)
             for state in states:
                 if not arrows.get(state) and state not in final:
                     raise source.fail(
-                        f"{name}: {state!r} has no way out; if that is meant, add it to `final`",
+                        f"{name}: no event leaves {state!r}; if that is meant, add it to `final`",
                         *(*at, "states", state),
                     )
                 if arrows.get(state) and state in final:
-                    text = f"{name}: {state!r} is final, and has a way out"
+                    text = f"{name}: {state!r} is final, but an event leaves it"
                     raise source.fail(text, *at, "arrows", state)
             for event in events:
                 if not any(event in after for after in arrows.values()):
-                    text = f"{name}: {event!r} leads nowhere"
+                    text = f"{name}: no state has a transition by {event!r}"
                     raise source.fail(text, *at, "events", event)
             reached = _reached(table["initial"], arrows)
             for state in states:
                 if state not in reached:
-                    text = f"{name}: no arrows lead from {table['initial']!r} to {state!r}"
+                    text = f"{name}: no transitions lead from {table['initial']!r} to {state!r}"
                     raise source.fail(text, *at, "states", state)
             found[f"{side}.{name}"] = Table(
                 name=name,
@@ -773,10 +776,10 @@ def _tables(source: Source) -> dict[str, Table]:
 
 
 def _reached(initial: str, arrows: Mapping[str, Mapping[str, str]]) -> set[str]:
-    reached, left = {initial}, [initial]
-    while left:
-        for target in arrows.get(left.pop(), {}).values():
+    reached, pending = {initial}, [initial]
+    while pending:
+        for target in arrows.get(pending.pop(), {}).values():
             if target not in reached:
                 reached.add(target)
-                left.append(target)
+                pending.append(target)
     return reached

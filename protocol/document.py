@@ -1,8 +1,8 @@
-"""Make the pages of the document: their tables are replaced by those of the description.
+"""Generate the tables on the pages of the protocol's document from the description.
 
-A table is found by its head and its section, and keeps its place. Its rows keep the order of the
-page; new ones follow the row that they follow in the description. A row that only the page has, or
-only the description, and a number in a sentence that is not that of its limit are errors.
+A table is found by its head and its section. Its rows keep the order of the page, and a new row is
+put after the row that precedes it in the description. Errors are: a row that only the page has; a
+new row without a table; and a number in a sentence that differs from its limit.
 """
 
 import json
@@ -26,7 +26,7 @@ OVERVIEWS: Final = (
     ("message", "from", "to", "purpose"),
     ("message", "from", "to", "over", "purpose"),
 )
-ARROWS: Final = ("next", "events")  # and before them the state
+ARROWS: Final = ("next", "events")  # the head of a table of transitions, after the state
 LIMITS: Final = ("limit", "value", "meaning")
 TIMES: Final = ("time", "default", "side", "meaning")
 CODES: Final = {  # the page and the head of each table of codes
@@ -34,13 +34,13 @@ CODES: Final = {  # the page and the head of each table of codes
     "failed": ("index", ("code", "tried again", "meaning")),
     "verified": ("observing", ("code", "sent by", "meaning")),
 }
-ANY: Final = "*"  # a cell of a head that each table words in its own way
+ANY: Final = "*"  # stands for any text in a cell of a head
 IN_SENTENCE: Final = re.compile(r"([\d,]+)(?: s)? \(`([A-Z_]+)`\)")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A table on a page: its section, head and rows, and the line of its first row, from 0."""
+    """A table on a page: its section, head and rows, and the index of the line of its first row."""
 
     section: str
     head: Row
@@ -50,9 +50,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Made:
-    """What tables with a head have to show, in one section or in the whole page.
+    """The rows that the tables with a head must show, in one section or on the whole page.
 
-    `keys` is the number of cells that name a row. A `partial` table has rows of its own, too.
+    `keys` is the number of cells that identify a row. A `partial` table may have other rows, too.
     """
 
     head: Row
@@ -62,7 +62,7 @@ class Made:
     partial: bool = False
 
     def matches(self, table: Found) -> bool:
-        """Return whether a table on the page is one of these."""
+        """Return whether a table on the page is one of these tables."""
         if self.section not in ("", table.section) or len(self.head) != len(table.head):
             return False
         return all(a in (ANY, b) for a, b in zip(self.head, table.head, strict=True))
@@ -78,7 +78,7 @@ def files(protocol: d.Protocol, root: Path = d.FOLDER.parent) -> dict[str, str]:
     return found
 
 
-# What a page shows.
+# The rows of the description.
 
 
 def _tables_of(protocol: d.Protocol, page: str, text: str) -> Iterator[Made]:
@@ -143,7 +143,7 @@ SHOWN: Final = {
 
 
 def _shown(kind: d.Type, limits: Mapping[str, d.Limit]) -> str:
-    """Return a type as the document shows it: with numbers instead of limits."""
+    """Return the text of a type in the document, which has numbers instead of limits."""
 
     def number(bound: str) -> str:
         name = re.fullmatch(r"([A-Z_]+)([+-]\d+)?", bound)
@@ -185,9 +185,9 @@ def _code_rows(protocol: d.Protocol, message: str) -> Iterator[Row]:
 
 
 def _phases_of(tables: list[d.Table], text: str) -> Iterator[Made]:
-    """Yield tables of states, events and arrows.
+    """Yield tables of states, events and transitions.
 
-    A page explains states and events in a table, or in its sentences, where each is in italics.
+    A page explains states and events in a table, or in sentences, where each is in italics.
     """
     found = list(_found(text))
     events: dict[str, str] = {}
@@ -211,7 +211,7 @@ def _explained(tables: Iterable[Found]) -> set[str]:
     return {row[0] for table in tables if len(table.head) == 2 for row in table.rows}
 
 
-# What the sentences of a page say.
+# The sentences of a page.
 
 
 def _check_sentences(protocol: d.Protocol, page: str, text: str) -> None:
@@ -222,9 +222,10 @@ def _check_sentences(protocol: d.Protocol, page: str, text: str) -> None:
     for match in IN_SENTENCE.finditer(text):
         limit = protocol.limits.get(match[2])
         if limit is None or limit.page != page or not limit.sentence or limit.name in defined:
-            raise fail(f"limits.toml has no {match[2]} that is defined here", match.start())
+            raise fail(f"limits.toml has no {match[2]} for a sentence here", match.start())
         if int(match[1].replace(",", "")) != limit.value:
-            raise fail(f"{limit.name} is {match[1]}; limits.toml: {limit.value}", match.start())
+            text = f"{limit.name} is {match[1]} here, but {limit.value} in limits.toml"
+            raise fail(text, match.start())
         defined.add(limit.name)
     for limit in protocol.limits.values():
         if limit.page == page and limit.sentence and limit.name not in defined:
@@ -274,8 +275,8 @@ def _replaced(path: str, text: str, made: list[Made]) -> str:
             changed[table.line] = rows
     heads = {FIELDS, ADDED, *OVERVIEWS, LIMITS, TIMES, *(head for _, head in CODES.values())}
     for table in found:
-        strange = table.head in heads or table.head[1:] == ARROWS
-        if strange and table.line not in changed:
+        described = table.head in heads or table.head[1:] == ARROWS
+        if described and table.line not in changed:
             raise d.DescriptionError(
                 f"{path}:{table.line - 1}: the description has no such table for this section"
             )
@@ -288,7 +289,7 @@ def _replaced(path: str, text: str, made: list[Made]) -> str:
 
 
 def _filled(path: str, made: Made, tables: list[Found]) -> list[list[Row]]:
-    """Return the rows of each table: those of the description, where the page has them."""
+    """Return the new rows of each table, in the order of the page."""
     wanted = {row[: made.keys]: row for row in made.rows}
     filled: list[list[Row]] = []
     for table in tables:

@@ -1,4 +1,4 @@
-"""Make the Go worker's messages, limits, codes and tables of states from the description."""
+"""Generate the Go worker's messages, limits, codes and tables of states from the description."""
 
 import json
 import re
@@ -16,11 +16,12 @@ HEAD: Final = """\
 package wbp
 """
 LEVELS: Final = ("index", "worker", "shared-memory")
-EXTRAS: Final = ("keys", "patches", "extras")  # what the Go worker takes besides; no `checking`
+EXTRAS: Final = ("keys", "patches", "extras")  # pages of the optional features of the Go worker
 INITIALISMS: Final = {"crc": "CRC", "id": "ID", "ms": "MS", "pid": "PID", "us": "US"}
-NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"}  # Patch: decoded
-PREFIXES: Final = {"announced": "a"}  # of states that have names as variables have
-IN_VECTORS: Final = {"session": "worker"}  # a table, as the vectors name it
+# `Patch` is the name of a decoded patch in Go.
+NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"}
+PREFIXES: Final = {"announced": "a"}  # for states of a table whose names Go uses for variables
+IN_VECTORS: Final = {"session": "worker"}  # names of tables in the test vectors, if they differ
 WIDTH: Final = 120
 RULES: Final = r"\b[A-Z]\d+\b"
 
@@ -55,14 +56,14 @@ def _private(name: str) -> str:
 
 
 def _plain(text: str, names: Sequence[str] = ()) -> str:
-    """Return Markdown as a comment: no links, no rules; names of fields as in Go."""
+    """Return Markdown as a comment: without links and rules, and with Go's names of the fields."""
     text = re.sub(rf" ?\({RULES}(?:, {RULES})*\)", "", d.plain(text))
     text = re.sub("`([^`]*)`", lambda m: _name(m[1]) if m[1] in names else m[1], text)
     return re.sub(r"\bnull\b", "nil", text)
 
 
 def _remark(meaning: str, room: int, names: Sequence[str] = ()) -> str:
-    """Return the start of a meaning that fits behind a line; "" if none does."""
+    """Return the start of a meaning that fits at the end of a line; "" if none does."""
     text = _plain(meaning, names)
     for end in (r"\.? *$", r"\. .*", r"; .*"):
         if len(start := re.sub(end, "", text, flags=re.DOTALL)) <= room:
@@ -76,7 +77,7 @@ def _comment(text: str) -> str:
 
 
 def _summary(struct: d.Struct) -> str:
-    """Return the summary as a sentence on the type: "Admit a worker" as "admits a worker"."""
+    """Return the summary as a sentence about the type: "Admit a worker": "Welcome admits..."."""
     text = _plain(struct.summary, [each.name for each in struct.fields])
     first, rest = text.split(" ", 1)
     if first in ("A", "An", "The", "One"):
@@ -86,7 +87,7 @@ def _summary(struct: d.Struct) -> str:
 
 
 def _commented(rows: Sequence[tuple[str, ...]], meanings: Sequence[tuple[str, ...]]) -> str:
-    """Return rows, each with what of its meaning fits behind it."""
+    """Return rows, each with the part of its meaning that fits at the end of its line."""
     room = WIDTH - 7 - sum(max(map(len, column)) + 1 for column in zip(*rows, strict=True))
     remarks = [_remark(meaning, room, names) for meaning, *names in meanings]
     return "".join(
@@ -114,7 +115,7 @@ def _messages(protocol: d.Protocol) -> Iterator[str]:
 
 
 def _own(struct: d.Struct, protocol: d.Protocol) -> tuple[str, Sequence[d.Field]]:
-    """Return the class that a struct embeds, or "", and the fields that the struct adds to it."""
+    """Return the class that a struct embeds, or "", and the struct's own fields."""
     inner = None if isinstance(struct, d.Message) else protocol.start_of(struct)
     return (_class(inner), struct.fields[len(inner.fields) :]) if inner else ("", struct.fields)
 
@@ -127,15 +128,17 @@ def _struct(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
         rows = [(_name(each.name), _type(struct, each), _tag(struct, each)) for each in own]
         names = [each.name for each in own]
         yield f"{inner}\n"
-        yield _commented(rows, [("" if _trite(each) else each.meaning, *names) for each in own])
+        yield _commented(
+            rows, [("" if _repeats_name(each) else each.meaning, *names) for each in own]
+        )
     yield "}\n"
     if isinstance(struct, d.Message):
         yield "\n// Kind returns the type of the message, as in its header.\n"
         yield f'func (*{_class(struct)}) Kind() string {{ return "{struct.name}" }}\n'
 
 
-def _trite(each: d.Field) -> bool:
-    """Return whether a meaning is no more than the name of the field."""
+def _repeats_name(each: d.Field) -> bool:
+    """Return whether a field's meaning adds nothing to the field's name."""
     return each.meaning in (f"the {each.name}", "its number") or "as in" in each.meaning
 
 
@@ -145,13 +148,13 @@ def _tag(struct: d.Struct, each: d.Field) -> str:
 
 
 def _zero_is_default(each: d.Field) -> bool:
-    """Return whether Go's zero value is the default, or no value of the type."""
+    """Return whether Go's zero value is the default, or is not a value of the type at all."""
     above = isinstance(each.type, d.Integer) and each.type.least > 0
     return not each.default or isinstance(each.type, d.OneOf) or above
 
 
 def _is_pointer(struct: d.Struct, each: d.Field) -> bool:
-    """Return whether nil is the default, as code that does not set a sent field sends zero."""
+    """Return whether the field is a pointer: then a sender that does not set it omits it."""
     if each.required or _zero_is_default(each):
         return False
     sender = struct.sender if isinstance(struct, d.Message) else "either"
@@ -194,7 +197,7 @@ READERS: Final = {  # the functions of headers.go
     d.Nullable: "nullable({inner})",
     d.Array: "arrayOf({most}, {item})",
 }
-KEYS: Final = {d.Name: "IsName", d.Text: "shortTo({most})"}  # those that check a key of an object
+KEYS: Final = {d.Name: "IsName", d.Text: "shortTo({most})"}  # the functions that check a key
 
 
 def _go_type(kind: d.Type) -> str:
@@ -204,7 +207,7 @@ def _go_type(kind: d.Type) -> str:
 
 
 def _read(kind: d.Type) -> str:
-    """Return the function in Go that reads a type."""
+    """Return the Go function that reads a value of a type."""
     match kind:
         case d.Object():
             return f"objectOf(read{_class(kind)})"
@@ -240,7 +243,7 @@ def _literal(default: object) -> str:
 
 
 def _number(written: str) -> str:
-    """Return a number, a power of two or a limit, with what is added to it."""
+    """Return a number, a power of two, or a limit plus or minus a number, in Go."""
     if match := re.fullmatch(r"([A-Z_]+)([+-]\d+)?", written):
         return _name(match[1].lower()) + (match[2] or "")
     if match := re.fullmatch(r"2\^(\d+)(-1)?", written):
@@ -253,7 +256,7 @@ def _number(written: str) -> str:
 
 def _limits(protocol: d.Protocol) -> Iterator[str]:
     messages = (m for m in protocol.messages.values() if m.page in LEVELS + EXTRAS)
-    pages = {each.page for message in messages for each in message.fields}  # of fields: more pages
+    pages = {each.page for message in messages for each in message.fields}
     limits = [each for each in protocol.limits.values() if each.page in pages | {*LEVELS, *EXTRAS}]
     rows = [(_name(each.name.lower()), f"= {_number(each.written)}") for each in limits]
     yield '\nimport "time"\n\n' + _comment(
@@ -284,18 +287,18 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
     yield "\n// Optional features.\nconst (\n"
     features = [(e.constant.title(), f'= "{e.name}"') for e in protocol.features.values()]
     yield _commented(features, [(e.meaning,) for e in protocol.features.values()]) + ")\n"
-    for name, has, those in (
+    for name, subject, codes in (
         ("endsSession", "refusals that end a session", ends),
         ("triedAgain", "failures that may not recur", again),
     ):
-        yield f"\n// {name} has the codes of {has}.\nvar {name} = map[Code]bool{{\n"
-        yield from (f"Code{_name(each)}: true,\n" for each in those)
+        yield f"\n// {name} has the codes of {subject}.\nvar {name} = map[Code]bool{{\n"
+        yield from (f"Code{_name(each)}: true,\n" for each in codes)
         yield "}\n"
 
 
 def _tables(protocol: d.Protocol) -> Iterator[str]:
     tables = [each for each in protocol.tables.values() if each.side == "worker"]
-    events: dict[str, str] = {}  # those of the tables before
+    events: dict[str, str] = {}  # the events of the previous tables
     for table in tables:
         prefix = PREFIXES.get(table.name, "")
         states = {name: prefix + (_name if prefix else _private)(name) for name in table.states}

@@ -1,4 +1,4 @@
-"""Make Python's messages, limits and tables of states from the description."""
+"""Generate Python's messages, limits and tables of states from the description."""
 
 import json
 import re
@@ -10,9 +10,11 @@ from . import description as d
 
 WIDTH: Final = 100
 MADE: Final = "Made by `make protocol`; do not edit."
-OBSERVING: Final = "observing"  # the page of the messages that not every worker and publisher knows
+OBSERVING: Final = (
+    "observing"  # the page of the messages that only some workers and publishers know
+)
 
-# The types that have a name of their own, in the order in which each needs those above it.
+# Names of types in the module of the messages. A type may contain those above it.
 ALIASES: Final = {
     "Name": "name",
     "Text": "text",
@@ -32,19 +34,19 @@ ALIASES: Final = {
     "Phase": 'one of "", applying, receiving, staged',
     "Transport": "one of pulled, pushed, shared",
 }
-# The texts for people that a message does not make printable, and why.
+# The texts for people that their messages do not sanitize, and why.
 PRINTABLE_WHERE_USED: Final = {
     ("applied", "note"): "made printable where it is used, since it is mostly empty"
 }
 
-# The limits that the codecs keep, which import nothing of the bus.
+# The limits that the codecs use, which import nothing from the bus.
 OF_CODECS: Final = {
     *("INTEGER_MAX", "CHUNKS_MAX", "CHUNK_BYTES_MIN", "CHUNK_BYTES_MAX", "LAYOUT_BYTES_MAX"),
     *("TENSORS_MAX", "NAME_BYTES_MAX", "RANK_MAX"),
     *("METADATA_MAX", "METADATA_NAME_MAX", "METADATA_BYTES_MAX"),
 }
 
-# The types of the states and events of a table, and the table.
+# For each table: the names of the types of its states and events, and of the table.
 TABLES: Final = {
     "worker.version": ("Phase", "Event", "TRANSITIONS"),
     "worker.model": ("Mode", "ModeEvent", "MODES"),
@@ -94,12 +96,12 @@ def files(protocol: d.Protocol) -> dict[str, str]:
 
 
 def _wrapped(text: str, indent: str = "", lead: str = "# ") -> str:
-    """Return lines of a comment, or with another lead of a text."""
+    """Return a text as the lines of a comment, or with another lead than `# `."""
     return textwrap.fill(text, WIDTH, initial_indent=indent + lead, subsequent_indent=indent + lead)
 
 
 def _commented(line: str, comment: str) -> str:
-    """Return a line with a comment: behind the line if both fit, else above."""
+    """Return a line with a comment: at the end of the line if it fits there, else above it."""
     whole = f"{line}  # {comment}" if comment else line
     if not comment or len(whole) <= WIDTH:
         return whole
@@ -116,7 +118,10 @@ def _docstring(text: str, indent: str = "") -> str:
 
 
 def _fitted(start: str, rest: str) -> str:
-    """Return a line; in parentheses what does not fit, as the formatter does not remove them."""
+    """Return a line of two parts, with the second in parentheses if they do not fit a line.
+
+    The formatter breaks a line at parentheses, but does not remove them.
+    """
     return f"{start} {rest}" if len(start) + 1 + len(rest) <= WIDTH else f"{start} ({rest})"
 
 
@@ -173,7 +178,7 @@ def _tables(protocol: d.Protocol, side: str, more: str) -> str:
 
 
 def _words(name: str, meanings: Mapping[str, str]) -> str:
-    """Return a type of these words, each with its meaning."""
+    """Return a `Literal` type of words, each with its meaning as a comment."""
     lines = [_commented(f'    "{word}",', d.plain(text)) for word, text in meanings.items()]
     return "\n".join([f"{name} = Literal[", *lines, "]"])
 
@@ -185,7 +190,7 @@ def _arrows(table: d.Table, state: str, event: str, name: str) -> str:
 
 
 def _codes(protocol: d.Protocol) -> str:
-    """Return the codes of `refuse` and `failed` that a worker treats otherwise than the rest."""
+    """Return the sets of codes of `refuse` and `failed` that a worker treats in a special way."""
     ends = [c for c in protocol.codes["refuse"].values() if c.cells["effect"] == "ends"]
     again = [c for c in protocol.codes["failed"].values() if c.cells["again"]]
     refused = f"# Codes of `refuse` that end a session.\n{_set('TURNED_AWAY', ends)}"
@@ -204,7 +209,7 @@ def _set(name: str, codes: list[d.Code]) -> str:
 
 
 class _Messages:
-    """The module of the messages, and the objects in them."""
+    """Generates the module of the messages and the objects in them."""
 
     def __init__(self, protocol: d.Protocol) -> None:
         self._protocol = protocol
@@ -238,7 +243,7 @@ class _Messages:
         return self._head(body) + body
 
     def _head(self, body: str) -> str:
-        """Return docstring and imports."""
+        """Return the docstring and the imports of the module."""
         limits = {name for name in self._protocol.limits if re.search(rf"\b{name}\b", body)}
         return "\n".join(
             [
@@ -287,7 +292,7 @@ class _Messages:
         return _commented(line, PRINTABLE_WHERE_USED.get((struct.name, each.name), ""))
 
     def _named(self, kind: d.Type) -> str:
-        """Return a type by its name, if it has one, else spelled out."""
+        """Return the name of a type, or the type spelled out if it has no name."""
         name = self._aliases.get(kind, "")
         self._used.add(name)
         return name or self._spelled(kind)
@@ -334,7 +339,7 @@ class _Messages:
 
 
 def _sanitized(struct: d.Struct) -> bool:
-    """Return whether a struct has texts for people, which are made printable."""
+    """Return whether a struct has texts for people, which must be made printable."""
     texts = [each for each in struct.fields if isinstance(each.type, d.Text)]
     people = [each for each in texts if not each.programs]
     people = [each for each in people if (struct.name, each.name) not in PRINTABLE_WHERE_USED]

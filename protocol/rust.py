@@ -1,4 +1,4 @@
-"""Make Rust's messages, limits, timers, codes and tables of states from the description."""
+"""Generate Rust's messages, limits, timers, codes and tables of states from the description."""
 
 import re
 import textwrap
@@ -8,17 +8,17 @@ from typing import Final
 from . import description as d
 
 FOLDER: Final = "rust_client/src/protocol"
-WIDTH: Final = 92  # of comments, which rustfmt does not wrap, beside their indent and slashes
+WIDTH: Final = 92  # of comments without indent and slashes, since rustfmt does not wrap comments
 MADE: Final = "// Made by `make protocol`; do not edit.\n"
 
-# Messages by their senders and receivers: the enum, and whether Rust reads it.
+# The enums of messages: sender, receiver, and whether Rust also reads the messages.
 ENUMS: Final = {
     "FromWorker": ("worker", "publisher", True),
     "FromPublisher": ("publisher", "worker", True),
     "FromObserver": ("observer", "publisher", True),
     "ToObserver": ("publisher", "observer", False),
 }
-# The types of limits that are not `usize`, beside those that bound an integer.
+# The types of limits that are not `usize`. Limits that bound an integer field are `u64` anyway.
 LIMIT_TYPES: Final = {
     "MESSAGE_BYTES_MAX": "u64",
     "WHOLE_BYTES_MAX": "u64",
@@ -28,7 +28,7 @@ LIMIT_TYPES: Final = {
     "TRIES_MAX": "u32",
     "RENEWAL_PAUSES": "u32",
 }
-# The names of the tables of states: the state, the event, and the table.
+# For each table: the names of the types of its states and events, and of the table.
 TABLES: Final = {
     "worker.version": ("Phase", "Event", "TRANSITIONS"),
     "worker.model": ("Mode", "ModeEvent", "MODES"),
@@ -65,19 +65,19 @@ def _camel(name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return Markdown as the text of a comment: without links and emphasis."""
+    """Return Markdown as a sentence of a comment: without links and emphasis."""
     text = " ".join(d.plain(text).split())
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _comment(text: str) -> str:
-    """Return a comment of documentation; nothing for no text."""
+    """Return a documentation comment; "" for an empty text."""
     lines = textwrap.wrap(_sentence(text), WIDTH, break_on_hyphens=False) if text else []
     return "".join(f"/// {line}\n" for line in lines)
 
 
 def _impl(head: str, signature: str, body: str, comment: str = "") -> str:
-    """Return an implementation with one function."""
+    """Return an `impl` block with one function."""
     return f"\nimpl {head} {{\n{_comment(comment)}{signature} {{\n{body}\n}}\n}}\n"
 
 
@@ -89,7 +89,7 @@ def _limits(protocol: d.Protocol) -> str:
         bound.partition("-")[0].partition("+")[0]
         for struct in (*protocol.messages.values(), *protocol.objects.values())
         for each in struct.fields
-        for kind in d.inside(each.type)
+        for kind in d.types_in(each.type)
         if isinstance(kind, d.Integer)
         for bound in (kind.least_name, kind.most_name)
     }
@@ -177,8 +177,9 @@ def _codes(protocol: d.Protocol) -> str:
 
 def _phases(protocol: d.Protocol) -> str:
     head = (
-        "//! The tables of states: from a state, by an event, to a state. An event without an\n"
-        "//! arrow from a state changes nothing.\n\nuse serde::{Deserialize, Serialize};\n"
+        "//! The tables of states: from a state, by an event, to a state. An event without a\n"
+        "//! transition from the current state changes nothing.\n\n"
+        "use serde::{Deserialize, Serialize};\n"
     )
     return head + "".join(_table(name, table) for name, table in protocol.tables.items())
 
@@ -206,7 +207,7 @@ def _table(key: str, table: d.Table) -> str:
         + f"\n{_comment(table.summary + ': its events.')}"
         "#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]\n"
         f'#[serde(rename_all = "kebab-case")]\npub enum {event} {{\n{_variants(table.events)}}}\n'
-        f"\n{_comment(table.summary + ': its arrows.')}"
+        f"\n{_comment(table.summary + ': its transitions.')}"
         f"pub const {arrows}: &[({state}, {event}, {state})] = &[{', '.join(rows)}];\n"
     )
 
@@ -244,7 +245,7 @@ READERS: Final = {  # the functions of fields.rs
 
 
 def _reader(kind: d.Type) -> str:
-    """Return the function that reads a type."""
+    """Return the Rust function that reads a value of a type."""
     match kind:
         case d.Integer(least_name="0", most_name="INTEGER_MAX"):
             return "count"
@@ -261,19 +262,21 @@ def _reader(kind: d.Type) -> str:
 
 
 class Messages:
-    """The text of the messages: structs, their readers, and enums of what a side sends."""
+    """Generates the structs of the messages, their readers, and the enums of messages."""
 
     def __init__(self, protocol: d.Protocol) -> None:
         self.protocol = protocol
-        self.words: dict[frozenset[str], str] = {}  # the enum of the words of a field
-        self.tests: list[str] = []  # of defaults that are not those of their types
+        self.words: dict[
+            frozenset[str], str
+        ] = {}  # by the words of a field: the name of their enum
+        self.tests: list[str] = []  # functions that test for defaults other than the type's default
         received = [each for enum, row in ENUMS.items() if row[2] for each in self._sent(enum)]
         self.read = {each.name for each in (*received, *protocol.objects_in(received))}
 
     def text(self) -> str:
         """Return the text of the file."""
         structs = (*self.protocol.objects.values(), *self.protocol.messages.values())
-        words = self._words(structs[::-1])  # a field of a message names its words
+        words = self._words(structs[::-1])  # messages first: their fields name the enums
         body = "".join(map(self._struct, structs))
         enums = "".join(self._messages(name) for name in ENUMS)
         features = "".join(
@@ -289,7 +292,7 @@ class Messages:
         )
 
     def _sent(self, enum: str) -> list[d.Message]:
-        """Return the messages of an enum. No observer is `either` of two sides."""
+        """Return the messages of an enum. `either` in the description excludes observers."""
         sides = ENUMS[enum][:2]
         either = ("either", "either") if "observer" not in sides else sides
         return [
@@ -299,10 +302,10 @@ class Messages:
         ]
 
     def _words(self, structs: Sequence[d.Struct]) -> str:
-        """Give each set of words an enum, named after the first field that has them."""
+        """Return an enum for each set of words, named after the first field with these words."""
         fields: dict[frozenset[str], list[tuple[d.Struct, d.Field, d.OneOf]]] = {}
         for struct, each in ((one, each) for one in structs for each in one.fields):
-            for kind in d.inside(each.type):
+            for kind in d.types_in(each.type):
                 if isinstance(kind, d.OneOf):
                     alike = fields.setdefault(frozenset(kind.words) - {""}, [])
                     alike.append((struct, each, kind))
@@ -347,7 +350,7 @@ class Messages:
         return text
 
     def _plain(self, each: d.Field) -> bool:
-        """Return whether a field's default is that of its type."""
+        """Return whether a field's default is the default of its type in Rust."""
         usual = each.default in (None, 0, "", [], {})
         return each.required or usual or isinstance(each.type, d.OneOf)
 
@@ -362,7 +365,7 @@ class Messages:
         return f"{_comment(meaning)}{attribute}pub {each.name}: {self._type(each.type)},\n"
 
     def _test(self, struct: d.Struct, each: d.Field) -> str:
-        """Return the function that tells whether a value is a default that is not of its type."""
+        """Return the name of a function that reports whether a value is the field's default."""
         name = f"is_default_{struct.name}_{each.name}"
         value = "*value" if each.default is True else f"*value == {_literal(each.default)}"
         head = f"fn {name}(value: &{self._type(each.type)}) -> bool"
@@ -395,7 +398,7 @@ class Messages:
             f"\n/// A message from {_a(sender)} to {_a(receiver)}.\n"
             "#[derive(Clone, Debug, PartialEq, Serialize)]\n"
             '#[serde(tag = "type", rename_all = "snake_case")]\n'
-            # a message is read and handled at once, and not kept in lists
+            # a message is handled as soon as it is read, and not kept in lists
             "#[allow(clippy::large_enum_variant)]\n"
             f"pub enum {enum} {{\n{variants}}}\n"
         )

@@ -1,8 +1,8 @@
-"""Make the JSON Schema of the messages: what a header may be.
+"""Generate the JSON Schema of the messages' headers.
 
 `$defs` has the messages of each side as `from_worker`, `from_publisher` and `from_observer`. A
-schema cannot say how many payload frames follow, that bytes are JSON, that no field is there twice,
-and how an integer is written (`1.0`).
+schema cannot define how many payload frames follow, that the bytes are JSON, that no field appears
+twice, and how an integer is written (not as `1.0`).
 """
 
 import json

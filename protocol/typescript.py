@@ -1,4 +1,4 @@
-"""Make the messages, limits, codes and tables of states of the worker in TypeScript."""
+"""Generate the TypeScript worker's messages, limits, codes and tables from the description."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from typing import Final
 from . import description as d
 
 SOURCES: Final = "node_client/src"
-WIDTH: Final = 98  # of comments, which the formatter does not wrap, beside their indent
+WIDTH: Final = 98  # of comments without their indent, since the formatter does not wrap comments
 
 LEFT_OUT: Final = {  # messages that this worker neither reads nor sends, and why
     "prepare": "Node has no flock, so the worker uses no shared memory",
     "check": "the worker lacks the feature `checking`: it does not read back its weights",
-    "checked": "the same",
+    "checked": "like `check`",
 }
 OTHERS: Final = ("publisher", "observing", "LIMITS")  # pages with limits of the other sides
 
@@ -45,7 +45,7 @@ def _sentence(meaning: str) -> str:
 
 
 def _comment(text: str, rows: Sequence[str] = ()) -> list[str]:
-    """Return a comment: a text and, in a list, some rows."""
+    """Return a comment: a text, and a list of the rows."""
     wrapper = textwrap.TextWrapper(WIDTH - len(" * "), break_on_hyphens=False)
     body = wrapper.wrap(text) + [""][: len(rows)]
     wrapper.subsequent_indent = "  "
@@ -124,7 +124,7 @@ def _messages(protocol: d.Protocol) -> list[str]:
 
 
 def _sent_name(message: d.Message) -> str:
-    """Return the name of a worker's message, whose fields may be omitted."""
+    """Return the name of the type of a sent message, whose fields may be omitted."""
     return f"Worker{message.class_name}" if message.sender == "either" else message.class_name
 
 

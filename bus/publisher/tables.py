@@ -101,7 +101,7 @@ VersionEvent = Literal[
     "aborted",  # the decision is abort (P10)
     "no-readers",  # nothing receives, hashes or compares the version (P9)
     "requested",  # the version is requested, and its memory still holds it (P9)
-    "overwritten",  # the version is requested, but its memory holds another (P9)
+    "overwritten",  # the version is requested, but its memory holds another version (P9)
     "evicted",  # the next version needs its memory (P9)
 ]
 

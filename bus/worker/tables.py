@@ -30,7 +30,7 @@ Event = Literal[
     "torn",  # an apply failed half-way (W24)
     "stale",  # its segment holds another version (S5)
     "renamed",  # a newer version has its bytes (W25)
-    "newer",  # a newer version takes its place (W8); of an applying one: in another thread
+    "newer",  # a newer version takes its place (W8); for an applying version: in another thread
     "gone",  # a `refuse` drops it (W27)
     "aborted",  # `abort` names it (W14)
     "fenced",  # a session begins (W28), and the version is announced, or of another epoch
@@ -130,10 +130,10 @@ Lack = Literal[
 
 LackEvent = Literal[
     "known",  # the layout passes all checks (W6)
-    "located",  # the same, and the version lies in a segment (S2, S6)
+    "located",  # the layout passes all checks, and the version is in a segment (S2, S6)
     "opened",  # the version must be staged from its segment, or the segment cannot be opened (S6)
     "full",  # all memory is in use (W6)
-    "freed",  # memory is in use no longer (W6)
+    "freed",  # memory is no longer in use (W6)
 ]
 
 LACKS: dict[Lack, dict[LackEvent, Lack]] = {

@@ -56,7 +56,7 @@ def made_with(folder: Path, lines: Mapping[str, str]) -> dict[str, str]:
         assert head
         text = before + head + line + after
     path.write_text(text)
-    return protocol.made(folder)
+    return protocol.generate(folder)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def header_of(message: str) -> dict[str, Any]:
 def test_a_field_changes_the_messages_of_each_language_the_page_and_the_schema(
     made: dict[str, str],
 ) -> None:
-    before = protocol.made()
+    before = protocol.generate()
     assert {name for name, text in made.items() if text != before.get(name)} == CHANGED
     for name in CHANGED:
         for field in ("waited_us", "trainer_step"):

@@ -6,8 +6,8 @@ from weightbus.protocol import __main__ as protocol
 
 
 def test_the_made_files_are_those_of_the_description() -> None:
-    assert protocol.made()
-    assert list(protocol.stale()) == [], "run `make protocol`"
+    assert protocol.generate()
+    assert list(protocol.stale_files()) == [], "run `make protocol`"
 
 
 @pytest.mark.parametrize(

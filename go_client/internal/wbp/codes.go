@@ -34,15 +34,15 @@ const (
 
 // Optional features.
 const (
-	Mapping    = "mapping"    // takes prepare, and maps a segment before its first version
-	Renaming   = "renaming"   // takes rename
+	Mapping    = "mapping"    // accepts prepare, and maps a segment before its first version
+	Renaming   = "renaming"   // accepts rename
 	Delta      = "delta-1"    // decodes patches of this encoding
 	Upstream   = "upstream"   // sends applied on its data connection; of a publisher: upstream.TOKEN, the token for it
 	Ticket     = "ticket"     // ticket.TOKEN, the ticket for a data connection
 	Checking   = "checking"   // answers check
-	Relay      = "relay"      // of a worker: a relay, which sends below; of a publisher: takes below
-	Companions = "companions" // applies a version and its companions at once
-	Parts      = "parts"      // of a worker: takes a part of its versions; of a publisher: sends parts
+	Relay      = "relay"      // of a worker: a relay, which sends below; of a publisher: accepts below
+	Companions = "companions" // applies a version and its companions as one
+	Parts      = "parts"      // of a worker: receives only a part of its versions; of a publisher: sends parts
 )
 
 // endsSession has the codes of refusals that end a session.

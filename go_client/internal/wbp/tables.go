@@ -26,7 +26,7 @@ const (
 	torn      Event = "torn"      // an apply failed half-way
 	stale     Event = "stale"     // its segment holds another version
 	renamed   Event = "renamed"   // a newer version has its bytes
-	newer     Event = "newer"     // a newer version takes its place; of an applying one: in another thread
+	newer     Event = "newer"     // a newer version takes its place; for an applying version: in another thread
 	gone      Event = "gone"      // a refuse drops it
 	aborted   Event = "aborted"   // abort names it
 	fenced    Event = "fenced"    // a session begins, and the version is announced, or of another epoch
@@ -141,7 +141,7 @@ const (
 	known  Event = "known"  // the layout passes all checks
 	opened Event = "opened" // the version must be staged from its segment, or the segment cannot be opened
 	full   Event = "full"   // all memory is in use
-	freed  Event = "freed"  // memory is in use no longer
+	freed  Event = "freed"  // memory is no longer in use
 )
 
 var announcedTable = Table{

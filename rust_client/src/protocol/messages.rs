@@ -1126,7 +1126,7 @@ pub struct Observe {
     /// The `revision` of the last `roster`; 0: from the beginning.
     #[serde(skip_serializing_if = "is_default")]
     pub since: u64,
-    /// How many messages `roster` may answer this `observe`.
+    /// How many `roster` messages may answer this `observe`.
     #[serde(skip_serializing_if = "is_default_observe_pages")]
     pub pages: u64,
 }
@@ -1187,7 +1187,7 @@ pub struct RosterPage {
 pub struct Check {
     pub model: String,
     pub epoch: u64,
-    /// The version that the worker is believed to run.
+    /// The version that the worker runs, as far as the publisher knows.
     pub version: u64,
     /// The number of the first name, from 0, in the order of all names (aliases included) sorted by
     /// their UTF-8.
@@ -1446,9 +1446,9 @@ fn is_default_observe_pages(value: &u64) -> bool {
     *value == 1
 }
 
-/// Takes `prepare`, and maps a segment before its first version.
+/// Accepts `prepare`, and maps a segment before its first version.
 pub const MAPPING: &str = "mapping";
-/// Takes `rename`.
+/// Accepts `rename`.
 pub const RENAMING: &str = "renaming";
 /// Decodes patches of this encoding.
 pub const DELTA: &str = "delta-1";
@@ -1458,9 +1458,9 @@ pub const UPSTREAM: &str = "upstream";
 pub const TICKET: &str = "ticket";
 /// Answers `check`.
 pub const CHECKING: &str = "checking";
-/// Of a worker: a relay, which sends `below`; of a publisher: takes `below`.
+/// Of a worker: a relay, which sends `below`; of a publisher: accepts `below`.
 pub const RELAY: &str = "relay";
-/// Applies a version and its companions at once.
+/// Applies a version and its companions as one.
 pub const COMPANIONS: &str = "companions";
-/// Of a worker: takes a part of its versions; of a publisher: sends parts.
+/// Of a worker: receives only a part of its versions; of a publisher: sends parts.
 pub const PARTS: &str = "parts";

@@ -1,6 +1,6 @@
 // Made by `make protocol`; do not edit.
-//! The tables of states: from a state, by an event, to a state. An event without an
-//! arrow from a state changes nothing.
+//! The tables of states: from a state, by an event, to a state. An event without a
+//! transition from the current state changes nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +72,7 @@ pub enum Event {
     Stale,
     /// A newer version has its bytes (W25).
     Renamed,
-    /// A newer version takes its place (W8); of an applying one: in another thread.
+    /// A newer version takes its place (W8); for an applying version: in another thread.
     Newer,
     /// A `refuse` drops it (W27).
     Gone,
@@ -82,7 +82,7 @@ pub enum Event {
     Fenced,
 }
 
-/// A version at a worker: its arrows.
+/// A version at a worker: its transitions.
 pub const TRANSITIONS: &[(Phase, Event, Phase)] = &[
     (Phase::Announced, Event::Begun, Phase::Arriving),
     (Phase::Announced, Event::Mapped, Phase::Ready),
@@ -147,7 +147,7 @@ pub enum ModeEvent {
     Completed,
 }
 
-/// Whether a worker receives pushed chunks of a model: its arrows.
+/// Whether a worker receives pushed chunks of a model: its transitions.
 pub const MODES: &[(Mode, ModeEvent, Mode)] = &[
     (Mode::Following, ModeEvent::Replaced, Mode::CatchingUp),
     (Mode::CatchingUp, ModeEvent::Completed, Mode::Following),
@@ -193,7 +193,7 @@ pub enum Change {
     Silent,
 }
 
-/// A worker's session: its arrows.
+/// A worker's session: its transitions.
 pub const SESSIONS: &[(Session, Change, Session)] = &[
     (Session::Outside, Change::Located, Session::Probing),
     (Session::Outside, Change::Welcomed, Session::Inside),
@@ -242,17 +242,17 @@ impl Lack {
 pub enum LackEvent {
     /// The layout passes all checks (W6).
     Known,
-    /// The same, and the version lies in a segment (S2, S6).
+    /// The layout passes all checks, and the version is in a segment (S2, S6).
     Located,
     /// The version must be staged from its segment, or the segment cannot be opened (S6).
     Opened,
     /// All memory is in use (W6).
     Full,
-    /// Memory is in use no longer (W6).
+    /// Memory is no longer in use (W6).
     Freed,
 }
 
-/// What an announced version lacks: its arrows.
+/// What an announced version lacks: its transitions.
 pub const LACKS: &[(Lack, LackEvent, Lack)] = &[
     (Lack::Layout, LackEvent::Known, Lack::Memory),
     (Lack::Layout, LackEvent::Located, Lack::Segment),
@@ -302,7 +302,7 @@ pub enum Way {
     Patched,
 }
 
-/// The source of an arriving version: its arrows.
+/// The source of an arriving version: its transitions.
 pub const COMING: &[(Coming, Way, Coming)] = &[
     (Coming::Received, Way::Unpushed, Coming::Pulled),
     (Coming::Received, Way::CopyStarted, Coming::Copied),
@@ -352,7 +352,7 @@ pub enum PeerEvent {
     Ended,
 }
 
-/// A worker on the roster: its arrows.
+/// A worker on the roster: its transitions.
 pub const WORKERS: &[(PeerPhase, PeerEvent, PeerPhase)] = &[
     (PeerPhase::Here, PeerEvent::Closed, PeerPhase::Away),
     (PeerPhase::Here, PeerEvent::Silent, PeerPhase::Lost),
@@ -421,7 +421,7 @@ pub enum TargetEvent {
     Returned,
 }
 
-/// One worker in one call of publish: its arrows.
+/// One worker in one call of publish: its transitions.
 pub const TARGETS: &[(Outcome, TargetEvent, Outcome)] = &[
     (Outcome::Behind, TargetEvent::Staged, Outcome::Staged),
     (Outcome::Behind, TargetEvent::Applied, Outcome::Applied),
@@ -477,7 +477,7 @@ pub enum DecisionEvent {
     TooFew,
 }
 
-/// The decision on a version that is committed together: its arrows.
+/// The decision on a version that is committed together: its transitions.
 pub const DECISIONS: &[(Decision, DecisionEvent, Decision)] = &[
     (Decision::Open, DecisionEvent::Enough, Decision::Commit),
     (Decision::Open, DecisionEvent::TooFew, Decision::Abort),
@@ -532,13 +532,13 @@ pub enum VersionEvent {
     NoReaders,
     /// The version is requested, and its memory still holds it (P9).
     Requested,
-    /// The version is requested, but its memory holds another (P9).
+    /// The version is requested, but its memory holds another version (P9).
     Overwritten,
     /// The next version needs its memory (P9).
     Evicted,
 }
 
-/// A published version: its arrows.
+/// A published version: its transitions.
 pub const VERSIONS: &[(VersionPhase, VersionEvent, VersionPhase)] = &[
     (VersionPhase::Pending, VersionEvent::ForAll, VersionPhase::Latest),
     (VersionPhase::Pending, VersionEvent::ForSome, VersionPhase::Targeted),

@@ -20,9 +20,9 @@ pub struct Timing {
     pub patience: Duration,
     /// The longest such silence.
     pub patience_max: Duration,
-    /// Time without a connection, until a worker is lost.
+    /// Time without a connection after which a worker is lost.
     pub gone_after: Duration,
-    /// Time without progress, until a live worker is stuck.
+    /// Time without progress after which a live worker is stuck.
     pub stuck_after: Duration,
 }
 
