@@ -1,10 +1,10 @@
-"""Mend the links in src/weightbus if a zip was unpacked without; pyproject.toml says all else."""
+"""Restore the symbolic links in src/weightbus; pyproject.toml has all other build settings."""
 
 from pathlib import Path
 
 from setuptools import setup
 
-# pip unpacks zips, as forges offer them, itself: of a link it makes a file, in which the target is.
+# When pip unpacks a zip, such as one from GitHub, a link becomes a file with the target's path.
 for path in Path("src/weightbus").iterdir():
     if path.is_file() and not path.suffix:
         target = path.read_text()

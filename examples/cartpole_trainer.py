@@ -2,8 +2,8 @@
 
 python examples/cartpole_trainer.py tcp://127.0.0.1:5555
 
-Cross-entropy search: of 64 policies around the best guess so far, the mean of the ten best ones is
-the next. Names and shapes are those of torch's Sequential(Linear(4, 8), Tanh(), Linear(8, 2)).
+Cross-entropy search: try 64 policies around the guess; the mean of the ten best policies is the
+next guess. Names and shapes are those of torch's Sequential(Linear(4, 8), Tanh(), Linear(8, 2)).
 """
 
 import argparse
@@ -21,7 +21,7 @@ STEPS, TRIED, BEST = 500, 64, 10
 
 
 def split(flat: Floats) -> dict[str, Floats]:
-    """Return the tensors of policies whose numbers stand in the last dimension."""
+    """Return the tensors of policies; the last dimension of `flat` has the numbers of a policy."""
     ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])
     parts = np.split(flat, ends[:-1], axis=-1)
     named = zip(SHAPES.items(), parts, strict=True)
@@ -29,7 +29,7 @@ def split(flat: Floats) -> dict[str, Floats]:
 
 
 def play(policies: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Play one game with each policy; return for how many steps the pole stood."""
+    """Play one game with each policy; return for how many steps each pole stood."""
     tensors = split(policies)
     x, speed, angle, turn = rng.uniform(-0.05, 0.05, (4, len(policies))).astype(np.float32)
     steps, stands = np.zeros(len(policies), np.int64), np.ones(len(policies), bool)
@@ -49,7 +49,7 @@ def play(policies: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def main() -> None:
-    """Search until the guess stands, in every game, for as long as a game lasts."""
+    """Search until the pole stands, with the guess as policy, to the end of every game."""
     parser = argparse.ArgumentParser(description="Learn CartPole and publish the policy.")
     parser.add_argument("address")
     parser.add_argument("--workers", type=int, default=1, help="wait for so many before starting")

@@ -1,10 +1,10 @@
-"""An inference server that takes new weights between answers, never within one.
+"""An inference server that applies new weights between answers, never during one.
 
     python examples/numpy_trainer.py tcp://127.0.0.1:5555   # in one terminal
     python examples/fastapi_server.py tcp://127.0.0.1:5555 --port 8000
     curl localhost:8000/predict -H 'content-type: application/json' -d '{"x": [1, 2, 3]}'
 
-Each answer says which version it is from. `pip install weightbus fastapi uvicorn`.
+Each answer has the version that computed it. `pip install weightbus fastapi uvicorn`.
 """
 
 import argparse
@@ -19,17 +19,17 @@ from pydantic import BaseModel
 
 import weightbus
 
-PATIENCE = 5.0  # seconds that a request waits for new weights to be in place, or for the first
+PATIENCE = 5.0  # seconds that a request waits for an apply to end, or for the first version
 
 
 class Question(BaseModel):
-    """What is asked: three numbers."""
+    """A request: three numbers."""
 
     x: list[float]
 
 
 class Answer(BaseModel):
-    """What comes of them, and by which version of the weights."""
+    """The prediction, and the version of the weights that computed it."""
 
     y: float
     epoch: int
@@ -54,11 +54,11 @@ def app_of(address: str) -> FastAPI:
     async def predict(question: Question) -> Answer:
         try:
             async with worker.reading(PATIENCE, needs_version=True) as running:
-                # Whatever is awaited in here, it is one version that is read.
+                # No version is applied in this block, whatever it awaits.
                 product = await asyncio.to_thread(np.dot, weights["slope"], question.x)
                 y = float(product + weights["offset"])
                 return Answer(y=y, epoch=running.epoch, version=running.version)
-        except TimeoutError as error:  # no version has come yet, or somebody holds new ones up
+        except TimeoutError as error:  # no version has arrived, or other readers delay an apply
             raise HTTPException(503, str(error)) from error
 
     @app.get("/health")

@@ -1,4 +1,4 @@
-"""Counts with the newest weights of examples/huggingface_trainer.py, until they have not changed.
+"""Count with the newest weights of examples/huggingface_trainer.py, until no more versions arrive.
 
 python examples/generation_worker.py tcp://127.0.0.1:5555
 """
@@ -15,7 +15,7 @@ CONFIG = GPT2Config(vocab_size=10, n_positions=16, n_embd=32, n_layer=2, n_head=
 
 
 def main() -> None:
-    """Generate with every version that comes; end when none has come for a while."""
+    """Generate with every version that arrives; end when none has arrived for `--seconds`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--seconds", type=float, default=20.0, help="to wait for another version")

@@ -1,14 +1,15 @@
-"""TRL's asynchronous GRPO trains a tiny language model; other processes generate with its weights.
+"""Train a tiny language model with TRL's asynchronous GRPO; other processes generate with it.
 
 python examples/grpo_trainer.py     (pip install 'weightbus[trl]')
 
 Two workers (examples/grpo_worker.py) answer prompts without a pause. TRL trains on their answers
-and, after each step, has the new weights published: workers receive and verify them while they
-generate, and take them between two batches. Nothing is downloaded, and it needs no GPU: the model
-is made from a configuration. The mean reward rises from a half to nearly one.
+and publishes the new weights after each step. The workers receive and verify new weights while they
+generate, and apply them between two batches. The example downloads nothing and needs no GPU: it
+makes the model from a configuration. The mean reward rises from a half to nearly one.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingImports=false, reportUnknownMemberType=false,
+# reportUnknownVariableType=false pyright: reportUnknownArgumentType=false,
+# reportUnknownParameterType=false
 
 import argparse
 import itertools
@@ -38,11 +39,11 @@ import weightbus
 from weightbus.trl import WeightTransfer
 
 WORKER = Path(__file__).with_name("grpo_worker.py")
-BATCH = 32  # answers to a step
+BATCH = 32  # answers in a step of training
 
 
 def main() -> None:
-    """Train, and print the mean reward of each step and what TRL's log has of the last update."""
+    """Train; print the mean reward of each step, and what TRL logged about the last update."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--workers", type=int, default=2)
@@ -57,7 +58,7 @@ def main() -> None:
                 max_steps=options.steps,
                 per_device_train_batch_size=BATCH,
                 learning_rate=1e-2,
-                token_budget=0,  # as many answers as the batch has
+                token_budget=0,  # no limit: the whole batch
                 bf16=False,
                 gradient_checkpointing=False,
                 use_cpu=True,
@@ -65,7 +66,9 @@ def main() -> None:
                 save_strategy="no",
                 disable_tqdm=True,
             ),
-            train_dataset=Dataset.from_dict({"prompt": ["0"]}),  # workers have prompts of their own
+            train_dataset=Dataset.from_dict(
+                {"prompt": ["0"]}
+            ),  # not used: workers choose the prompts
             rollout_worker=Rollouts(folder, publisher.address, options.workers),
             weight_transfer=WeightTransfer(publisher),
         )
@@ -78,7 +81,7 @@ def main() -> None:
 
 
 def make_model(folder: str) -> None:
-    """Write a model that was never trained, and its tokenizer."""
+    """Write an untrained model and its tokenizer to a folder."""
     words = {word: number for number, word in enumerate([*"0123456789", "<end>", "<pad>"])}
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),  # noqa: S106 - no secret
@@ -102,7 +105,7 @@ def make_model(folder: str) -> None:
 
 
 class Rollouts:
-    """Where TRL gets answers from (its `RolloutWorkerProtocol`): processes that send them here."""
+    """TRL's source of answers (a `RolloutWorkerProtocol`): starts workers, and receives answers."""
 
     def __init__(self, folder: str, weights: str, count: int) -> None:
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
@@ -121,7 +124,7 @@ class Rollouts:
         self._thread.start()
 
     def stop(self) -> None:
-        """End them."""
+        """End the workers."""
         self._stopping.set()
         for worker in self._workers:
             worker.kill()
@@ -130,10 +133,10 @@ class Rollouts:
             self._thread.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """Do nothing: each group says the version that it was generated with."""
+        """Do nothing: each group of answers has the version with which it was generated."""
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise if a worker has died: TRL asks when no answers come."""
+        """Raise an error if a worker has died. TRL calls this method when no answers arrive."""
         del stale_after_s
         dead = [worker.args for worker in self._workers if worker.poll() is not None]
         if dead:
@@ -150,7 +153,7 @@ class Rollouts:
 
 
 def samples(group: dict[str, Any], number: int) -> list[RolloutSample]:
-    """Return what TRL trains on: how much better each answer is than the others of its group."""
+    """Return the samples of a group; an advantage compares an answer with the group's mean."""
     rewards = np.array(group["rewards"])
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
     prompt = group["prompt"]
@@ -173,11 +176,11 @@ def samples(group: dict[str, Any], number: int) -> list[RolloutSample]:
     ]
 
 
-# TRL 1.16 trains on GPUs alone. What it asks of one is here in PyTorch, for a CPU.
+# TRL 1.16 trains only on GPUs. Its functions that need a GPU are replaced here, for a CPU.
 
 
 def unknown(*_: object) -> None:
-    """Say that nobody knows how fast this device is at best."""
+    """Return None: the peak speed of this device is unknown."""
 
 
 async_grpo_trainer.get_peak_flops_per_device = unknown
@@ -196,7 +199,7 @@ def attention(  # the signature is TRL's
     scaling: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Let each piece of an answer see its own path through the tree of answers, up to itself."""
+    """Compute attention in which each part of an answer sees only its own path through the tree."""
     queries, keys, values = query[0], key[0][:, tree_kv_index], value[0][:, tree_kv_index]
     pieces = zip(
         itertools.pairwise(tree_cu_seqlens_q.tolist()),

@@ -1,9 +1,9 @@
-"""Generates with the newest weights of examples/grpo_trainer.py; says what each answer is worth.
+"""Generate and reward answers with the newest weights of examples/grpo_trainer.py.
 
 python examples/grpo_worker.py FOLDER WEIGHTS ANSWERS
 
-It subscribes to the weights at one address and sends groups of answers, as JSON, to the other. A
-worker in any other language would do the same.
+The worker subscribes to the weights at one address, and sends groups of answers, as JSON, to the
+other address. A worker in another language would do the same.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from weightbus.python_client.training.generation import GenerationWorker
 
 DIGITS = 10  # tokens 0 to 9
 LENGTH = 8  # tokens of an answer
-ANSWERS = 8  # of a group
+ANSWERS = 8  # answers of a group
 
 
 def worth(answer: list[int]) -> float:
@@ -44,7 +44,7 @@ def main() -> None:
         worker.wait_for_version(timeout=60)
         while True:
             prompt = [draw.randrange(DIGITS)]
-            made = worker.generate(  # takes the newest weights first
+            made = worker.generate(  # applies the newest weights first
                 torch.tensor([prompt] * ANSWERS),
                 max_new_tokens=LENGTH,
                 min_new_tokens=LENGTH,
@@ -62,7 +62,7 @@ def main() -> None:
                 "rewards": [worth(answer) for answer in answers.tolist()],
             }
             trainer.send(msgspec.json.encode(group))
-            trainer.recv()  # once there is room for more: what waits grows stale
+            trainer.recv()  # returns once the trainer has room for more answers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer teaches a tiny GPT-2 to count, and publishes it every 20 steps.
+"""Train a tiny GPT-2 to count with Hugging Face's Trainer, and publish it every 20 steps.
 
 python examples/huggingface_trainer.py tcp://127.0.0.1:5555     (then examples/generation_worker.py)
 """
@@ -17,7 +17,7 @@ CONFIG = GPT2Config(vocab_size=10, n_positions=16, n_embd=32, n_layer=2, n_head=
 
 
 def main() -> None:
-    """Wait for a worker, train, and say what it runs."""
+    """Wait for a worker, train, and log the result of each published version."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--steps", type=int, default=200)

@@ -1,4 +1,4 @@
-"""A trainer in JAX: fits a line to noisy data, and publishes its arrays as they are.
+"""A trainer in JAX: fits a line to noisy data, and publishes JAX arrays directly.
 
 pip install jax; python examples/jax_trainer.py tcp://127.0.0.1:5555 --steps 200
 """
@@ -23,7 +23,7 @@ def loss(weights: Weights, x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.jit
 def step(weights: Weights, key: jax.Array) -> tuple[Weights, jax.Array]:
-    """Return better weights, in new arrays, and the error before."""
+    """Return better weights, in new arrays, and the error before the step."""
     x = jax.random.normal(key, (64, 3))
     error, slopes = jax.value_and_grad(loss)(weights, x, x @ TRUTH + 3.0)
     return {name: weights[name] - 0.05 * slope for name, slope in slopes.items()}, error
@@ -41,7 +41,7 @@ def main() -> None:
         publisher.wait_for_workers(1, timeout=60)
         for number in range(1, options.steps + 1):
             weights, error = step(weights, jax.random.key(number))
-            if number % 50 == 0:  # what JAX still computes is waited for here
+            if number % 50 == 0:  # publish() waits for what JAX still computes
                 receipt = publisher.publish("line", weights, require=0, timeout=10)
                 row = {"version": receipt.version, "loss": round(float(error), 5)}
                 print(json.dumps(row | {"digest": receipt.digest}), flush=True)

@@ -29,12 +29,12 @@ class Worker:
         self.address, self.model, self.path, self.known = address, model, path, (0, 0)
         self.runs: dict[str, Any] = {}  # epoch, version and digest
         self.reports: dict[str, Any] = {"ping": {}}  # what is sent with every ping
-        self.later, self.again, self.pause = (0, 0), 0.0, 0.0  # what has failed, and is put off
-        self.arriving, self.awaited = (0, 0), (0, 0)  # epoch and version: chunks, or a layout
-        self.rejected = 0, 0  # until the next session
+        self.later, self.again, self.pause = (0, 0), 0.0, 0.0  # a failed version, and when to retry
+        self.arriving, self.awaited = (0, 0), (0, 0)  # versions whose chunks, or layout, will come
+        self.rejected = 0, 0  # a version that is not retried in this session
         self.said = -HELLO  # when the last hello was sent
 
-    def session(self) -> str:  # on a connection of its own; returns why it is over
+    def session(self) -> str:  # has a connection of its own; returns why it ended
         with zmq.Context.instance().socket(zmq.DEALER) as self.dealer:  # type: ignore
             self.dealer.immediate, self.dealer.linger, self.dealer.maxmsgsize = 1, 0, 2**27
             self.dealer.connect(self.address)
@@ -43,7 +43,7 @@ class Worker:
             self.due, self.every = self.said + HELLO, HELLO
             self.epoch, self.asked, why = -1, -QUIET, ""
             self.until, self.patience, self.heard = 0.0, PATIENCE, time.monotonic()
-            self.answered, self.fetched = 0.0, -SLOW  # when an answered ping, and a fetch, was sent
+            self.answered, self.fetched = 0.0, -SLOW  # when the last answered ping, fetch was sent
             while not why and (now := time.monotonic()) - self.heard < LOST:
                 if now >= self.due:
                     self.due = now + self.every
@@ -62,7 +62,7 @@ class Worker:
     def say(self, kind: str, **fields: Any) -> None:
         of = {"model": self.model, "epoch": self.epoch} if "version" in fields else {}
         of |= {"token": int(time.monotonic() * 1000)} if kind == "ping" else {}
-        with suppress(zmq.Again):  # nobody is there
+        with suppress(zmq.Again):  # there is no connection
             self.dealer.send_json(of | fields | {"wbp": 1, "type": kind}, zmq.NOBLOCK)
 
     def hear(self, message: dict[str, Any], body: bytes) -> str:
@@ -94,7 +94,7 @@ class Worker:
             case {"type": "announce", "version": int(v)} if (self.epoch, v) > self.known:
                 nbytes, size, key = message["nbytes"], message["chunk_bytes"], (self.epoch, v)
                 if key == self.rejected or (key <= self.later and now < self.again):
-                    pass  # what was asked for before may still come
+                    pass  # an answer to an earlier fetch
                 elif [message.get(each) for each in PLAIN] != [*PLAIN.values()]:
                     self.fail(key, "unsupported")
                 elif nbytes > BYTES_MAX:
@@ -124,7 +124,7 @@ class Worker:
         self.heard = now if "epoch" in message else self.heard
         return ""
 
-    def news(self, newest: int) -> None:  # a version is named: fetch it if it is needed
+    def news(self, newest: int) -> None:  # fetch the publisher's newest version if it is needed
         key, now = (self.epoch, newest), time.monotonic()
         put_off = key <= self.later and now < self.again
         here = max(self.known, self.awaited, self.rejected)
@@ -136,7 +136,7 @@ class Worker:
             self.asked = time.monotonic()
             self.say("fetch", version=0, layout=True)
 
-    def take(self, body: bytes, crc: int) -> None:  # the next chunk
+    def take(self, body: bytes, crc: int) -> None:  # store the next chunk
         fits = len(body) == min(self.size, self.nbytes - len(self.data))
         if not fits or crc32c(body) != crc:
             self.until, self.fetched = 0.0, -SLOW  # it is fetched again at once
@@ -147,10 +147,10 @@ class Worker:
         if len(self.crcs) % WINDOW == 0 or len(self.data) == self.nbytes:
             self.ask()
 
-    def ask(self) -> None:  # for what comes next; or keep the version, if it is whole and sound
+    def ask(self) -> None:  # fetch the next chunks; or save the version, if it is complete
         self.until, self.patience = time.monotonic() + self.patience, min(2 * self.patience, SLOW)
         if not any(self.arriving):
-            self.awaited = 0, 0  # its layout did not come: the next pong names it again
+            self.awaited = 0, 0  # no layout came: the next pong names the version again
             return
         epoch, version = self.arriving
         first, left = len(self.crcs), -((len(self.data) - self.nbytes) // self.size)
@@ -169,7 +169,7 @@ class Worker:
             self.fail(self.arriving, "digest-mismatch")
         self.arriving = 0, 0
 
-    def fail(self, key: tuple[int, int], code: str) -> None:  # put it off, or reject it
+    def fail(self, key: tuple[int, int], code: str) -> None:  # postpone or reject a version
         failed = {"epoch": key[0], "version": key[1], "code": code}
         self.reports["failed"] = failed | {"text": "a worker of level 1"}
         self.due, self.awaited = 0.0, (0, 0)

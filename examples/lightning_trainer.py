@@ -1,4 +1,4 @@
-"""Lightning fits a regression and publishes it every 50 steps; a worker in this process runs it.
+"""Fit a regression with Lightning and publish it every 50 steps to a worker in this process.
 
 python examples/lightning_trainer.py
 """
@@ -27,7 +27,7 @@ class Line(LightningModule):
 
 
 def main() -> None:
-    """Train, and predict with what the worker runs."""
+    """Train, and predict with the version that the worker runs."""
     replica = torch.nn.Linear(1, 1)
     data = torch.utils.data.DataLoader(torch.rand(6400, 1), batch_size=16)  # type: ignore[var-annotated, arg-type]  # pyright: ignore[reportArgumentType]
     with (

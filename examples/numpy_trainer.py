@@ -1,4 +1,4 @@
-"""A trainer without torch: fits a line to noisy data, and publishes it once a second.
+"""A trainer without torch: fits a line to noisy data, and publishes the line once a second.
 
 python examples/numpy_trainer.py tcp://127.0.0.1:5555 --seconds 60
 """
@@ -17,7 +17,7 @@ TRUTH = np.array([2.0, -1.0, 0.5], np.float32)
 
 
 def step(weights: dict[str, np.ndarray], rng: np.random.Generator) -> float:
-    """Improve the weights in place on fresh data; return the mean squared error before."""
+    """Improve the weights in place with new data; return the mean squared error before the step."""
     x = rng.normal(size=(64, 3)).astype(np.float32)
     y = x @ TRUTH + 3.0 + rng.normal(scale=0.01, size=64).astype(np.float32)
     error = x @ weights["slope"] + weights["offset"] - y

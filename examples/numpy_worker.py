@@ -1,4 +1,4 @@
-"""A worker without torch: predicts with the newest weights, and says which version it runs.
+"""A worker without torch: predicts with the newest weights, and prints the version that it runs.
 
 python examples/numpy_worker.py tcp://localhost:5555 --name w0
 """
@@ -14,14 +14,14 @@ import weightbus
 
 
 def main() -> None:
-    """Apply every version that comes, until the publisher has been silent for long enough."""
+    """Apply every version that arrives, until none has arrived for `--patience` seconds."""
     parser = argparse.ArgumentParser(description="Predict with the newest weights.")
     parser.add_argument("address", help="or several, with commas, the preferred one first")
     parser.add_argument("--name")
     parser.add_argument("--keys", help="a file of weightbus keygen; for each address, with commas")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds without a version")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # says goodbye
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # closes the subscriber
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
     x = np.array([1.0, 2.0, 3.0], np.float32)
     addresses, keys = options.address.split(","), options.keys and options.keys.split(",")

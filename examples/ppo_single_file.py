@@ -1,4 +1,4 @@
-"""PPO on CartPole in one file, CleanRL's way; ten lines publish the actor and play with it.
+"""PPO on CartPole in one file, in the style of CleanRL; ten lines publish the actor and play.
 
 python examples/ppo_single_file.py --iterations 20     (the ten lines end with `# weightbus`)
 """
@@ -42,7 +42,7 @@ class Agent(nn.Module):
 
 
 def play(actor: nn.Module) -> float:
-    """Play one episode without chance; return its reward."""
+    """Play one episode with the most likely actions; return its reward."""
     env = gym.make("CartPole-v1")
     seen, total, over = env.reset(seed=1)[0], 0.0, False
     while not over:

@@ -1,4 +1,4 @@
-"""Ray actors of your own, and one scheme that keeps their policies up to date.
+"""Your own Ray actors, whose policies one scheme keeps up to date.
 
 python examples/ray_actors.py
 """
@@ -13,7 +13,7 @@ from weightbus.torchrl import RayWeightSyncScheme
 
 
 class Rollout:
-    """Any class will do; this one runs a policy."""
+    """An actor that runs a policy; any class can be an actor."""
 
     def __init__(self, scheme: RayWeightSyncScheme, index: int) -> None:
         self.policy, self.scheme = nn.Linear(4, 1, bias=False), scheme
@@ -25,17 +25,17 @@ class Rollout:
 
 
 def main() -> None:
-    """Train (so to speak) and send; every actor then acts by the new weights."""
+    """Change the weights in place of training, and send them; every actor then acts by them."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     policy = nn.Linear(4, 1, bias=False)
     scheme = RayWeightSyncScheme()
     actors: list[Any] = [ray.remote(num_cpus=1)(Rollout).remote(scheme, i) for i in range(2)]
     scheme.init_on_sender(model_id="policy", remote_collectors=actors, model=policy)
-    scheme.connect()  # the first weights are there when it returns
+    scheme.connect()  # returns when every actor has the first weights
     for step in range(3):
         with torch.no_grad():
             policy.weight.fill_(step)
-        scheme.send()  # returns when every actor has them; an actor that died is named
+        scheme.send()  # returns when every actor has the weights; names actors that died
         acts = ray.get([actor.act.remote() for actor in actors])
         for worker, version in scheme.versions().items():
             print(f"worker {worker} runs version {version} and acts {acts[worker]}")

@@ -1,4 +1,4 @@
-"""Plain PyTorch with RPC: one trainer, two workers, and one scheme between them.
+"""Plain PyTorch with RPC: one trainer and two workers, whose weights one scheme keeps up to date.
 
 python examples/rpc_plain_pytorch.py
 """
@@ -18,13 +18,13 @@ scheme = RPCWeightSyncScheme()
 
 
 def act() -> float:
-    """Run the policy. (Called in a worker, by the trainer.)"""
-    with scheme.reading():  # new weights wait until this is over
+    """Run the policy. (The trainer calls this function in a worker.)"""
+    with scheme.reading():  # new weights are applied only after this block
         return policy(torch.ones(4)).item()
 
 
 def process(rank: int, folder: str) -> None:
-    """Be the trainer (rank 0) or a worker."""
+    """Run the trainer (rank 0) or a worker."""
     meeting = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/meeting")
     name = ["trainer", *WORKERS][rank]
     rpc.init_rpc(name, rank=rank, world_size=3, rpc_backend_options=meeting)
@@ -36,11 +36,11 @@ def process(rank: int, folder: str) -> None:
         scheme.connect()
         for step in range(3):
             nn.init.constant_(policy.weight, step)
-            scheme.send()  # returns when every worker has them; one that died is named
+            scheme.send()  # returns when every worker has the weights; names workers that died
             acts = [rpc.rpc_sync(worker, act) for worker in WORKERS]
             for worker, version in scheme.versions().items():
                 print(f"{WORKERS[worker]} runs version {version} and acts {acts[worker]}")
-    rpc.shutdown()  # waits for the others
+    rpc.shutdown()  # waits for the other processes
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Stable-Baselines3 trains PPO on CartPole; a worker plays with each policy while it trains on.
+"""Train PPO on CartPole with Stable-Baselines3, while a worker plays with each published policy.
 
-Observations are normalised by statistics that change while PPO trains. They come with the policy.
+Observations are normalised by statistics that change while PPO trains, so they are published, too.
 
 python examples/stable_baselines3_trainer.py --steps 20000
 """
@@ -18,7 +18,7 @@ from weightbus.python_client.training.stable_baselines3 import PublishWeights, t
 
 
 def environment(*, training: bool) -> VecNormalize:
-    """Return an environment that normalises; only the trainer's learns the statistics."""
+    """Return an environment that normalises; only the trainer's environment updates statistics."""
     return VecNormalize(
         DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]),
         training=training,
@@ -27,7 +27,7 @@ def environment(*, training: bool) -> VecNormalize:
 
 
 def play(address: str, over: threading.Event) -> None:
-    """Play five episodes with every version that comes. (In real life, in another process.)"""
+    """Play five episodes with every version that arrives. (Usually this is another process.)"""
     played = environment(training=False)
     player = PPO("MlpPolicy", played, device="cpu")
     with weightbus.Subscriber(address, {"policy": target(player)}) as worker:

@@ -1,4 +1,4 @@
-"""TorchRL collector over the bus: two workers, whose actions show which weights each one runs.
+"""A TorchRL collector with two workers, whose actions show which weights each worker runs.
 
 python examples/torchrl_collector.py
 """
@@ -16,7 +16,7 @@ from weightbus.torchrl import ZMQWeightSyncScheme
 
 
 def main() -> None:
-    """Train (so to speak), update the workers, and print what each one runs."""
+    """Change the weights in place of training, update the workers, and print what each one runs."""
     net = nn.Linear(3, 1)
     scheme = ZMQWeightSyncScheme()  # on other hosts too: ZMQWeightSyncScheme("tcp://...:5555")
     schemes: dict[str, Any] = {"policy": scheme}
@@ -36,7 +36,7 @@ def main() -> None:
                 print(f"batch {step}: worker {worker} runs update {runs} and acts {acts:+.2f}")
             nn.init.zeros_(net.weight)
             nn.init.constant_(net.bias, step / 10)
-            collector.update_policy_weights_()  # returns when both have applied it
+            collector.update_policy_weights_()  # returns when both workers have applied the weights
             print(f"now at version {dict(scheme.versions())} by worker")
     finally:
         collector.shutdown()

@@ -1,9 +1,9 @@
-// A worker in C#, that keeps the model "line". With Mono, and in a project of .NET just as well:
+// A worker in C#, which prints each version of the model "line". It runs with Mono and with .NET:
 //
 //     mcs -out:worker.exe Worker.cs && mono worker.exe tcp://HOST:PORT [SECONDS]
 //
-// It calls libweightbus, as `make -C c_client install` installs it; weightbus.h is the reference. A
-// delegate for `on_event` or `apply` must be kept alive, in a static field, while the worker lives.
+// It calls libweightbus, which `make -C c_client install` installs; weightbus.h is the reference. Keep
+// a delegate for `on_event` or `apply` in a static field as long as the worker exists.
 
 using System;
 using System.Runtime.InteropServices;
@@ -52,7 +52,7 @@ static class Worker {
   [DllImport(Library)] static extern int wb_receive(IntPtr worker, uint ms, out Update update);
   [DllImport(Library)] static extern void wb_worker_free(IntPtr worker);
 
-  static IntPtr Text(string text) { return Marshal.StringToHGlobalAnsi(text); } // until the end
+  static IntPtr Text(string text) { return Marshal.StringToHGlobalAnsi(text); } // never freed
 
   static string Why() { return Marshal.PtrToStringAnsi(wb_error()); }
 
@@ -61,7 +61,7 @@ static class Worker {
   static int Main(string[] words) {
     var shape = Marshal.AllocHGlobal(8);
     Marshal.WriteInt64(shape, 3);
-    var tensors = new[] { // memory of the library's: only it writes there
+    var tensors = new[] { // the library owns the memory, and only the library writes to it
       new Tensor { Name = Text("slope"), Dtype = Text("F32"), Shape = shape, Rank = (UIntPtr)1 },
       new Tensor { Name = Text("offset"), Dtype = Text("F32") },
     };
@@ -83,7 +83,7 @@ static class Worker {
       ulong epoch, version;
       if (code != Ok) {
         Console.Error.WriteLine(Why()); // the old version still runs
-      } else if (wb_read(model, out reading, out epoch, out version) == Ok) { // whole, until it ends
+      } else if (wb_read(model, out reading, out epoch, out version) == Ok) { // one version until wb_read_end
         Marshal.Copy(tensors[0].Data, line, 0, 3);
         Marshal.Copy(tensors[1].Data, line, 3, 1);
         wb_read_end(reading);

@@ -1,8 +1,8 @@
 """The accident: midway, one worker is killed (SIGKILL) and later started again.
 
-It shows what the bus is for. Nobody waits for the dead worker: the others get every version. The
-publisher finds out by itself that it is lost, and when it comes back it gets the latest version at
-once, not those that it missed.
+It shows how the bus handles a crash. The other workers do not wait for the dead worker, and get
+every version. The publisher detects that the worker is lost. When the worker is back, it gets the
+latest version at once, without the versions that it missed.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from .tally import version_of
 
 Phase = Literal["ahead", "killed", "lost", "starting", "over"]
 
-SHOW_LOST_SECONDS = 1.0  # for which the loss is left to be seen before the worker is started again
+SHOW_LOST_SECONDS = 1.0  # how long the screen shows the loss before the worker is started again
 
 
 @dataclass(slots=True)
 class Accident:
-    """One worker's accident, and how it was mended.
+    """One worker's accident and recovery.
 
     Attributes:
         victim: The worker.
-        at: When it happens, in seconds from the start of the run.
-        phase: How far it has come.
-        noticed_s: How long the publisher took to find the worker lost.
-        back_s: From its new start (a new process) until it ran the latest version.
-        missed: Versions that it never saw.
-        versions: Those published when it was killed, and when it was back.
+        at: When the worker is killed, in seconds from the start of the run.
+        phase: The current phase of the accident.
+        noticed_s: How long the publisher took to detect that the worker was lost.
+        back_s: Time from the start of the new process until it ran the latest version.
+        missed: How many versions the worker missed.
+        versions: The latest versions when the worker was killed, and when it was back.
     """
 
     victim: str
@@ -45,12 +45,12 @@ class Accident:
     def step(
         self, fleet: Fleet, status: Mapping[str, WorkerStatus], version: int, now: float
     ) -> str | None:
-        """Let happen what is due; return words about it if anything was.
+        """Take the next step if it is due; return a text about the step, or None.
 
         Args:
-            fleet: Whose worker it is.
-            status: Who is there, as the publisher sees it.
-            version: The newest.
+            fleet: The workers' processes.
+            status: The publisher's status of each worker.
+            version: The newest version.
             now: Seconds from the start of the run.
         """
         victim = status.get(self.victim)
@@ -82,5 +82,5 @@ class Accident:
 
     @property
     def open(self) -> bool:
-        """Whether it has begun and is not mended yet."""
+        """Whether the worker was killed and is not back yet."""
         return self.phase not in ("ahead", "over")

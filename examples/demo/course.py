@@ -1,13 +1,13 @@
-"""The course of the demo: a trainer learns while workers play with what it has learned.
+"""Runs the demo: a trainer improves a policy while workers play with the published versions.
 
     trainer ── weights, over the bus ──> workers
             <── episodes, as lines ─────
 
 What is learned is a `Subject`: CartPole, or a language model whose episodes are batches of answers.
 
-The trainer publishes after every update and does not wait: each receipt comes when it comes, and
-says how long every worker took. Midway a worker is killed and started again. At the end one last
-version is published and waited for, and everything is counted.
+The trainer publishes after every update and does not wait for the receipt, which later says how
+long every worker took. Midway a worker is killed and started again. At the end the trainer
+publishes one last version, waits for its receipt, and reports the results.
 """
 
 import contextlib
@@ -36,15 +36,14 @@ from .summary import summary
 from .tally import Played
 
 SUBJECTS = {"cartpole": CARTPOLE, "llm": LANGUAGE}
-TAKE_SECONDS = 0.05  # to wait for episodes before the screen is looked after
+TAKE_SECONDS = 0.05  # longest wait for episodes before the screen is updated
 START_SECONDS = 90.0  # for processes to start on a busy machine
 PUBLISH_SECONDS = 10.0  # for a worker to apply a version
-MEND_SECONDS = 60.0  # after the end of the run, for the worker that was killed to be back
+MEND_SECONDS = 60.0  # longest wait after the end of the run until the killed worker is back
 ACCIDENT_AT = 0.4  # of the run
 ACCIDENT_SECONDS_MIN = 6.0  # a shorter run has no accident
 
-# A dead worker is lost after two seconds: soon enough to watch, and late enough for a machine that
-# is busy with other things.
+# A dead worker is lost after two seconds: soon enough to watch, but late enough for a busy machine.
 QUICK = Settings(ping=0.5, lost_after=2.0)
 
 
@@ -108,7 +107,7 @@ class Course:
                     raise
 
     def _first_episodes(self) -> list[Played]:
-        """Wait for the first episodes; the clock of the run starts with them."""
+        """Wait for the first episodes, with which the run's clock starts, and return them."""
         deadline = time.monotonic() + START_SECONDS
         while not (episodes := self._fleet.take(TAKE_SECONDS)):
             if time.monotonic() >= deadline:
@@ -120,7 +119,7 @@ class Course:
         return episodes
 
     def _learn(self, learner: Learner, window: list[Played]) -> None:
-        """Update and publish, update and publish, until the time is up and nobody is missing."""
+        """Update and publish until the time is up and the killed worker is back."""
         self._note(window)
         fresh = sum(episode.steps for episode in window)
         while not self._over():
@@ -143,7 +142,7 @@ class Course:
             self.tally.played(episode, self._now())
 
     def _look(self) -> None:
-        """Take the receipts that have come, let the accident go on, and draw."""
+        """Handle the receipts that have arrived, take the next step of the accident, and draw."""
         for future in [future for future in self._open if future.done()]:
             self._open.remove(future)
             self.tally.published(future.result(), self._now())
@@ -157,14 +156,14 @@ class Course:
         self._screen.show(view)
 
     def _publish(self, learner: Learner) -> None:
-        """Publish, and leave the receipt for later; a dead worker keeps nobody waiting."""
+        """Publish, and handle the receipt later, so that a dead worker does not delay the run."""
         self._open.append(
             self._publisher.publish_async(MODEL, learner.policy, require=0, timeout=PUBLISH_SECONDS)
         )
         self._version += 1
 
     def _publish_the_last(self, learner: Learner) -> None:
-        """Publish to everybody, and wait; whoever does not get there is for the report to name."""
+        """Publish to all workers and wait; the report names workers that do not apply it."""
         with contextlib.suppress(WorkersMissingError):
             self._wait_for_workers(PUBLISH_SECONDS)
         try:
@@ -179,7 +178,7 @@ class Course:
 
 
 def _newest(episodes: Sequence[Played], most: int) -> list[Played]:
-    """Return the newest episodes, of so many steps or just over, oldest first."""
+    """Return the newest episodes with `most` steps or slightly more, oldest first."""
     taken, steps = list[Played](), 0
     for episode in reversed(episodes):
         if steps >= most:
@@ -200,19 +199,19 @@ def run_demo(
     """Run the demo and return an exit code: 0 if the policy improved and every worker has it, or 1.
 
     Args:
-        workers: How many processes play.
-        seconds: From the first episode to the end.
-        plot: Where a PNG file with the course of the run is written.
-        as_json: Print the numbers as one JSON object, the last line of stdout; all else then goes
-            to stderr.
-        model: What learns: "cartpole" or "llm".
-        seed: Of all that is random, but for what waits for what.
+        workers: The number of worker processes.
+        seconds: Time from the first episode to the end.
+        plot: The path of a PNG file to write, with the results over time.
+        as_json: Print the results as one JSON object, the last line of stdout; all other output
+            then goes to stderr.
+        model: The model: "cartpole" or "llm".
+        seed: The seed of all random numbers. The order of events still varies.
 
     Raises:
-        UsageError: The arguments can never work.
-        WeightBusError: A worker died by itself or never came, or a package is missing.
+        UsageError: The arguments are invalid.
+        WeightBusError: A worker died by itself or did not start, or a package is missing.
 
-    However it ends, an interrupt included, no worker stays behind.
+    All workers have ended when the function returns or raises, also after an interrupt.
     """
     subject = _check(model, workers, seconds, plot)
     console = Console(stderr=as_json)
@@ -227,7 +226,7 @@ def run_demo(
         result = course.run()
     console.print(summary(result))
     if plot is not None:
-        from .plot import save_plot  # takes a second, for which nobody should wait at the start
+        from .plot import save_plot  # takes a second, which would delay the start
 
         save_plot(plot, subject, course.tally, course.accident)
         console.print(f"  the plot is in {plot}\n", highlight=False, markup=False, soft_wrap=True)
@@ -238,7 +237,7 @@ def run_demo(
 
 
 def _check(model: str, workers: int, seconds: float, plot: Path | None) -> Subject:
-    """Return what is to be learned; refuse at once what would fail after half a minute."""
+    """Return the subject; check now what would otherwise fail after half a minute."""
     if model not in SUBJECTS:
         raise UsageError(f"model {model!r}: there is {' and '.join(SUBJECTS)}")
     if workers < 1:

@@ -1,7 +1,7 @@
-"""An episode on its way from a worker to the trainer: one JSON line on the worker's stdout.
+"""Episodes, which a worker sends to the trainer: one JSON line each, on the worker's stdout.
 
-The arrays travel as their bytes (base64 in JSON). CartPole pays 1 for every step, so the length of
-an episode is its return.
+Arrays are sent as bytes (base64 in JSON). CartPole's reward is 1 for every step, so the return of
+an episode is its length.
 """
 
 import msgspec
@@ -12,15 +12,15 @@ from .policy import OBSERVATION
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """What one worker saw and did from a reset to the end.
+    """The observations and actions of an episode, from the reset to the end.
 
     Attributes:
-        worker: Who played it.
-        version: The version of the policy that it began with; newer ones may have come meanwhile.
-        fell: Whether the pole fell; else the time was up.
+        worker: The worker's name.
+        version: The version at the start of the episode; newer ones may have been applied later.
+        fell: Whether the pole fell; otherwise the time was up.
         observations: float32, (steps + 1, OBSERVATION).
         actions: uint8, (steps,).
-        log_probabilities: float32, (steps,): of each action, under the weights of that moment.
+        log_probabilities: float32, (steps,): of each action, with the weights that chose it.
     """
 
     worker: str
@@ -32,12 +32,12 @@ class Episode(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """How many steps it took."""
+        """The number of steps."""
         return len(self.actions)
 
     @property
     def reward(self) -> float:
-        """Its return: 1 for every step."""
+        """The return: 1 for every step."""
         return float(self.steps)
 
     def seen(self) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The worker processes, as the trainer holds them: started, heard, killed, and always ended."""
+"""Starts, reads, kills and ends the worker processes of the demo."""
 
 import contextlib
 import os
@@ -15,21 +15,21 @@ from .subject import Subject
 from .tally import Played
 
 GOODBYE_SECONDS = 5.0  # for a worker to finish its episode and leave, before it is killed
-COMPLAINT_BYTES = 2_000  # how much of a dead worker's stderr is repeated
-SEEDS = 1_000  # of workers, for each of the demo's
+COMPLAINT_BYTES = 2_000  # how much of a dead worker's stderr the error quotes
+SEEDS = 1_000  # number of workers' seeds for each seed of the demo
 
 
 class WorkerDied(WeightBusError):  # noqa: N818 - it names what happened
-    """A worker process ended that nobody had ended."""
+    """A worker process ended by itself."""
 
 
 class Fleet:
-    """Worker processes by name, and what they play.
+    """The worker processes by name, and the queue of what they have played.
 
     Args:
         address: The publisher's address, for the workers.
-        subject: What they play, and by which programs.
-        seed: Of all that is random in them.
+        subject: The subject, which has the workers' programs.
+        seed: The seed from which the workers' seeds are derived.
     """
 
     def __init__(self, address: str, subject: Subject, seed: int) -> None:
@@ -50,7 +50,7 @@ class Fleet:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            # One core's worth of threads each: a worker multiplies matrices of 64 by 64.
+            # One thread each: a worker multiplies only matrices of 64 by 64.
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self._processes[name] = process
@@ -66,17 +66,17 @@ class Fleet:
                     self._played.put(self._subject.read(line))
 
     def kill(self, name: str) -> None:
-        """Kill a worker as the kernel would: at once, with no goodbye (SIGKILL)."""
+        """Kill a worker with SIGKILL, so that it cannot say goodbye to the publisher."""
         process = self._processes.pop(name)
         process.kill()
         process.wait(GOODBYE_SECONDS)
         self._forget(name, process)
 
     def take(self, timeout: float) -> list[Played]:
-        """Return what has arrived, waiting up to `timeout` seconds for the first.
+        """Return the episodes that have arrived; wait up to `timeout` seconds for the first.
 
         Raises:
-            WorkerDied: A worker ended by itself; it repeats the worker's last words.
+            WorkerDied: A worker ended by itself; the error quotes the end of its stderr.
         """
         self._check()
         played: list[Played] = []
@@ -99,7 +99,7 @@ class Fleet:
                 )
 
     def close(self) -> None:
-        """End every worker: politely, and after a while not."""
+        """End every worker: close its stdin, and kill it if it does not end soon."""
         for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()

@@ -1,7 +1,7 @@
-"""The learner: improves the policy from whole episodes, with the clipped objective of PPO.
+"""Improves the policy from whole episodes, with the clipped objective of PPO.
 
-Episodes may have been played with somewhat older versions than the current one; the ratio of
-probabilities accounts for that, because each action travels with the probability it had.
+Episodes may have been played with older versions than the current one. The ratio of probabilities
+accounts for that, because each action is sent with the probability that it had.
 """
 
 # torch leaves some of its signatures unannotated.
@@ -19,7 +19,7 @@ from .policy import ACTIONS, torch_network
 
 DISCOUNT = 0.99
 CLIP = 0.2  # how far one update may move the probability of an action, as a ratio
-PASSES = 2  # over the episodes of an update; each is in several updates
+PASSES = 2  # passes over the episodes of an update; each episode is in several updates
 MINIBATCH_STEPS = 256
 LEARNING_RATE = 1.5e-3
 ENTROPY_BONUS = 0.005
@@ -27,10 +27,10 @@ GRADIENT_NORM_MAX = 0.5
 
 
 class Learner:
-    """A policy, a critic, and how to make them better.
+    """Improves a policy and a critic.
 
     Attributes:
-        policy: What is published.
+        policy: The policy, which is published.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -43,12 +43,12 @@ class Learner:
         self._parameters = parameters
 
     def improve(self, episodes: Sequence[Episode], progress: float) -> None:
-        """Take one update from some episodes.
+        """Update the policy and the critic from episodes.
 
         Args:
-            episodes: At least one.
-            progress: From 0 at the start of the run to 1 at its end; steps get smaller towards it,
-                so that what was learned is not lost again.
+            episodes: At least one episode.
+            progress: From 0 at the start of the run to 1 at its end; updates get smaller towards
+                the end, so that the policy does not get worse again.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = LEARNING_RATE * max(0.05, 1.0 - progress)
@@ -64,10 +64,10 @@ class Learner:
                 self._step(seen[rows], done[rows], likelihood[rows], advantage[rows], returns[rows])
 
     def _returns(self, episodes: Sequence[Episode]) -> Tensor:
-        """Return the discounted reward that was still to come at every step.
+        """Return the discounted future reward at every step.
 
-        Every reward is 1: a geometric series. Where the time was up, the critic says what would
-        have come after.
+        Every reward is 1, so this is a geometric series. If the time was up, the critic estimates
+        the reward after the end.
         """
         last = torch.from_numpy(np.stack([e.seen()[-1] for e in episodes]))
         with torch.no_grad():

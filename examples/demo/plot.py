@@ -1,4 +1,4 @@
-"""The plot of a run: return and publish latency over the version; versions and bytes over time."""
+"""Plots a run: return and publish latency by version; versions and bytes over time."""
 
 # matplotlib leaves its keyword arguments unannotated.
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ def save_plot(path: Path, subject: Subject, tally: Tally, accident: Accident | N
     upper.scatter(*_columns(episodes), s=7, color=GREY, alpha=0.35, lw=0, label="one at a time")
     upper.plot(*_columns(curve), color=BLUE, lw=2, label=f"mean of {RECENT} {subject.plural}")
     upper.set_ylabel("return")
-    upper.set_ylim(0, 1.25 * subject.highest)  # room for the legend above the best
+    upper.set_ylim(0, 1.25 * subject.highest)  # room for the legend above the highest return
     lower.scatter(*_columns(tally.latencies), s=9, color=ORANGE, alpha=0.7, lw=0)
     lower.set_ylabel("publish latency (ms)")
     lower.set_xlabel("version")

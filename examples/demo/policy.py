@@ -1,4 +1,4 @@
-"""The CartPole policy as both sides see it: a torch module that learns, numpy arrays that act.
+"""The CartPole policy: a torch module in the trainer, numpy arrays in the workers.
 
 A worker needs no torch: the bus fills any mapping of names to numpy arrays. The names and shapes
 are those of the trainer's `nn.Sequential`, so one layout fits both.
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 MODEL = "policy"  # its id on the bus
 OBSERVATION, HIDDEN, ACTIONS = 4, 64, 2
-RETURN_MAX = 500  # steps, after which CartPole says that the time is up
+RETURN_MAX = 500  # steps, after which CartPole ends an episode
 
 Weights = dict[str, NDArray[np.float32]]
 
 
 def torch_network(outputs: int) -> "nn.Sequential":
-    """Return a fresh network from observations to so many outputs."""
+    """Return a new network from observations to a number of outputs."""
     from torch import nn
 
     return nn.Sequential(
@@ -47,7 +47,7 @@ def numpy_weights() -> Weights:
 
 
 def log_odds(weights: Weights, observation: NDArray[np.float32]) -> float:
-    """Return how much the policy prefers action 1 to action 0, as a difference of logits."""
+    """Return the log odds of action 1: the difference of the two actions' logits."""
     hidden = np.tanh(weights["0.weight"] @ observation + weights["0.bias"])
     hidden = np.tanh(weights["2.weight"] @ hidden + weights["2.bias"])
     left, right = weights["4.weight"] @ hidden + weights["4.bias"]

@@ -1,4 +1,4 @@
-"""The process of a worker of the demo: how it begins, and that it ends with the trainer."""
+"""The main loop of a worker process of the demo, which ends when the trainer ends."""
 
 import argparse
 import contextlib
@@ -12,12 +12,12 @@ from weightbus import Settings, Subscriber
 
 from .policy import MODEL, Weights
 
-# Over TCP, as from another host: shared memory would have nothing to show here.
+# Workers use TCP, as on another host: with shared memory, the demo would not show a transfer.
 NETWORK = Settings(shared_memory=False)
 
 
 def stdin_ended() -> threading.Event:
-    """Return an event that is set when stdin ends: the trainer closed it, or is gone."""
+    """Return an event that is set when stdin ends: the trainer has closed it, or has ended."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -30,7 +30,7 @@ def stdin_ended() -> threading.Event:
 
 
 def follow(address: str, name: str, weights: Weights, line: Callable[[Subscriber], bytes]) -> None:
-    """Write lines, each made with the newest weights, until stdin ends or nobody reads stdout."""
+    """Write lines, each made with the newest weights, until stdin ends or stdout is closed."""
     ended = stdin_ended()
     with (
         contextlib.suppress(BrokenPipeError),
@@ -45,13 +45,13 @@ def follow(address: str, name: str, weights: Weights, line: Callable[[Subscriber
 
 
 def started(run: Callable[[str, str, int], None], description: str | None) -> None:
-    """Run one worker from the command line (the demo starts them itself)."""
+    """Run one worker with the command line's arguments; the demo starts workers this way."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("address", help="the publisher's address")
     parser.add_argument("--name", required=True, help="what this worker is called")
     parser.add_argument("--seed", type=int, default=0, help="of its episodes and actions")
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the trainer ends its workers
     run(given.address, given.name, given.seed)
-    # Stdout may be a broken pipe; the interpreter would complain of it when it flushes.
+    # Stdout may be a broken pipe, about which the interpreter would print an error when it flushes.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The report of a run: all its numbers, and whether it went well."""
+"""The report of a run: all its numbers, and its faults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from .tally import RECENT, Latency, Tally, version_of
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """How one worker ended.
+    """The result of one worker.
 
     Attributes:
-        state: As the publisher sees it.
-        version: What it runs.
-        lag: Versions behind the newest.
-        applied, skipped: Publishes that it confirmed as either.
-        episodes: That it played.
-        mean_return: Of its last episodes; None if it played none.
+        state: The worker's state at the publisher.
+        version: The version that it runs.
+        lag: By how many versions it is behind the newest.
+        applied, skipped: How many published versions it has applied or skipped.
+        episodes: How many episodes it played.
+        mean_return: The mean return of its last episodes; None if it played none.
     """
 
     state: str
@@ -34,7 +34,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class AccidentReport:
-    """What became of the worker that was killed; see `Accident`."""
+    """The result of the accident; see `Accident`."""
 
     victim: str
     noticed_s: float | None
@@ -47,17 +47,17 @@ class Report:
     """All numbers of a run.
 
     Attributes:
-        faults: Why the run did not go well; empty if it did.
-        seconds: From the first episode to the end.
-        versions: Published.
-        first_return, last_return: Mean of the first and of the last episodes; None without any.
-        publish_ms: Until the last worker that lived had applied a version; None without any.
-        nbytes, delivered: Bytes of a version, and of all that workers confirmed.
-        episodes, steps: Played by all workers.
-        workers: By name.
-        accident: None if there was none.
-        agreed: By worker, versions that it was found to compute like another; empty if nobody
-            compared.
+        faults: What went wrong; empty if nothing did.
+        seconds: Time from the first episode to the end.
+        versions: How many versions were published.
+        first_return, last_return: Mean return of the first and of the last episodes, or None.
+        publish_ms: Time until the last live worker had applied a version; None without versions.
+        nbytes, delivered: Bytes of a version, and of all versions that workers have applied.
+        episodes, steps: How many all workers played.
+        workers: The workers' reports by name.
+        accident: The report of the accident; None if there was none.
+        agreed: By worker, for how many versions its results were equal to those of other workers;
+            empty if results were not compared.
     """
 
     faults: list[str]
@@ -82,7 +82,7 @@ def report(
     seconds: float,
     accident: Accident | None,
 ) -> Report:
-    """Return the report of a run that ended at this version."""
+    """Return the report of a run; `version` is the last published version."""
     workers = {name: _worker(name, tally, status.get(name), version) for name in tally.workers}
     returns = [reward for _, reward in tally.returns]
     first = fmean(returns[:RECENT]) if returns else None

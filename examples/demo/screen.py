@@ -1,4 +1,4 @@
-"""The screen: the run as it goes, drawn live on a terminal and as plain lines elsewhere."""
+"""Shows the progress of a run: as a live drawing on a terminal, otherwise as plain lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ STATE_STYLES = {"live": "green", "stuck": "yellow", "lost": "red"}
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to show at one moment.
+    """The state of a run at one moment.
 
     Attributes:
         subject: What is learned.
-        now, seconds: How far the run is, and how long it will be.
-        version: The newest.
-        address: Of the publisher.
-        tally: What happened so far.
-        status: Who is there, as the publisher sees it.
+        now, seconds: The time since the start of the run, and the length of the run.
+        version: The newest version.
+        address: The publisher's address.
+        tally: The results so far.
+        status: The publisher's status of each worker.
     """
 
     subject: Subject
@@ -48,7 +48,7 @@ class View:
 
 
 def sparkline(values: Sequence[float], width: int, highest: float) -> str:
-    """Return the course of some values as one line of blocks, at most `width` wide."""
+    """Return a series of values as a line of blocks of different heights, at most `width` wide."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -62,7 +62,7 @@ class Screen:
     """Shows a run.
 
     Args:
-        console: Where; if it is not a terminal, plain lines are printed.
+        console: Where to draw. If it is not a terminal, plain lines are printed.
     """
 
     def __init__(self, console: Console) -> None:
@@ -89,7 +89,7 @@ class Screen:
             self._live.stop()
 
     def say(self, text: str, now: float | None = None) -> None:
-        """Tell an event, which happened so many seconds into the run."""
+        """Show an event, which happened `now` seconds after the start of the run."""
         line = text if now is None else f"{now:5.1f} s  {text}"
         if self._live is None:
             self._console.print(line, highlight=False, soft_wrap=True)
@@ -98,7 +98,7 @@ class Screen:
         self._live.update(self._drawing(), refresh=True)
 
     def show(self, view: View) -> None:
-        """Draw how things stand, unless it was done a moment ago."""
+        """Draw the state of the run, unless the last drawing was a moment ago."""
         if view.now < self._due:
             return
         self._due = view.now + (REFRESH_SECONDS if self._live is not None else LINE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a demo is about: who learns, from what, and which program plays. CartPole is the first."""
+"""The subjects of the demo: what is learned, and which programs learn and play. Here: CartPole."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,31 +11,32 @@ from .tally import Played, Tally
 
 
 class Learner(Protocol):
-    """What learns."""
+    """Improves a policy in the trainer."""
 
     @property
     def policy(self) -> Any:
-        """What is published."""
+        """The policy, which is published."""
 
     def improve(self, played: Sequence[Any], progress: float, /) -> None:
-        """Take one update from what was played; `progress` is the part of the run that is over."""
+        """Update the policy from episodes; `progress` is the part of the run that is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a demo is about.
+    """A subject of the demo.
 
     Attributes:
-        title: What learns, for people.
-        plural: What workers play: of each a line.
-        highest: The best return.
-        update_steps: New steps for the next update.
-        window_steps: The newest ones, which an update learns from; never more, however late it is.
-        needs: Packages.
-        learner: Makes what learns, of a seed.
-        read: Makes of a worker's line what was played.
-        program: The program of a worker, by its name; it takes an address, `--name`, `--seed`.
-        tally: Makes what counts, of the workers' names.
+        title: Its name, for people.
+        plural: What workers play; each is one line of a worker's output.
+        highest: The best possible return.
+        update_steps: How many new steps must arrive before the next update.
+        window_steps: How many of the newest steps an update learns from, at most.
+        needs: The packages that it needs.
+        learner: Returns a learner, given a seed.
+        read: Parses a line of a worker.
+        program: Returns a worker's command, given the worker's name; the command's arguments are an
+            address, `--name` and `--seed`.
+        tally: Returns a tally, given the workers' names.
     """
 
     title: str
@@ -51,13 +52,13 @@ class Subject:
 
 
 def _learner(seed: int) -> Learner:
-    from .learner import Learner as CartPole  # takes seconds, in which the workers start
+    from .learner import Learner as CartPole  # takes seconds, while the workers start
 
     return CartPole(seed)
 
 
 def _program(name: str) -> list[str]:
-    del name  # all alike
+    del name  # all workers run the same program
     return [sys.executable, "-m", f"{__package__}.worker"]
 
 

@@ -1,4 +1,4 @@
-"""The summary: what a run came to, as tables for a person."""
+"""Prints the results of a run as tables."""
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding

@@ -1,4 +1,4 @@
-"""The tally: what the episodes and the receipts of a run add up to."""
+"""Counts the episodes and receipts of a run."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,31 +11,31 @@ from weightbus.types import Receipt, WorkerStatus
 
 from .policy import MODEL
 
-RECENT = 20  # episodes that a mean return is over
-RATE_SECONDS = 3.0  # that a worker's episodes per second are over
+RECENT = 20  # number of episodes of a mean return
+RATE_SECONDS = 3.0  # the time over which a worker's episodes per second are counted
 
 
 class Played(Protocol):
-    """What a worker has played with a version: an episode, or a batch of answers."""
+    """An episode, or a batch of answers, that a worker has played."""
 
     @property
     def worker(self) -> str:
-        """Who played it."""
+        """The worker's name."""
         ...
 
     @property
     def version(self) -> int:
-        """The version that it began with."""
+        """The version that ran at its start."""
         ...
 
     @property
     def steps(self) -> int:
-        """How much there is in it to learn from."""
+        """The number of steps to learn from."""
         ...
 
     @property
     def reward(self) -> float:
-        """Its return."""
+        """The return."""
         ...
 
 
@@ -46,12 +46,12 @@ def version_of(status: WorkerStatus | None) -> int:
 
 @dataclass(slots=True)
 class WorkerTally:
-    """What one worker did.
+    """The counts of one worker.
 
     Attributes:
-        episodes: How many it has played (or batches).
-        returns: Of its last ones.
-        applied, skipped: Of how many publishes it confirmed either.
+        episodes: How many episodes, or batches, it has played.
+        returns: The returns of its last episodes.
+        applied, skipped: How many published versions it has applied or skipped.
     """
 
     episodes: int = 0
@@ -61,19 +61,19 @@ class WorkerTally:
     _arrivals: deque[float] = field(default_factory=lambda: deque[float](maxlen=1000))
 
     def played(self, reward: float, now: float) -> None:
-        """Note an episode."""
+        """Record an episode."""
         self.episodes += 1
         self.returns.append(reward)
         self._arrivals.append(now)
 
     def rate(self, now: float) -> float:
-        """Return its episodes per second of late."""
+        """Return the recent number of episodes per second."""
         return sum(now - at <= RATE_SECONDS for at in self._arrivals) / RATE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long publishes took until the last worker that lived had applied them, in ms."""
+    """Percentiles of the time until the last live worker had applied a version, in ms."""
 
     p50: float
     p95: float
@@ -81,16 +81,16 @@ class Latency:
 
 
 class Tally:
-    """What happened so far.
+    """All counts of a run so far.
 
     Attributes:
-        workers: By name.
-        returns: (version it began with, return) of every episode, in order of arrival.
-        latencies: (version, milliseconds until the last worker had it), in order of version.
-        course: (seconds, newest version, bytes that workers have confirmed) at every receipt.
+        workers: The counts of each worker, by name.
+        returns: (version at its start, return) of every episode, in order of arrival.
+        latencies: (version, milliseconds until the last worker had applied it), by version.
+        course: (seconds, newest version, bytes that workers have applied) at every receipt.
         nbytes: Bytes of a version.
-        delivered: Bytes that workers have confirmed.
-        steps: Of all episodes.
+        delivered: Bytes that workers have applied.
+        steps: The steps of all episodes.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -101,25 +101,25 @@ class Tally:
         self.nbytes = self.delivered = self.steps = 0
 
     def played(self, played: Played, now: float) -> None:
-        """Note an episode."""
+        """Record an episode."""
         self.workers[played.worker].played(played.reward, now)
         self.returns.append((played.version, played.reward))
         self.steps += played.steps
 
     def says(self) -> str:
-        """Return words of the newest version, if there is anything that can say some."""
+        """Return a text that the newest version has generated, if the model generates texts."""
         return ""
 
     def agreed(self) -> dict[str, int]:
-        """Return how many versions each worker was found to compute like another one."""
+        """Return for how many versions each worker's results were equal to the others'."""
         return {}
 
     def faults(self) -> list[str]:
-        """Return what has gone wrong."""
+        """Return texts about what went wrong."""
         return []
 
     def published(self, receipt: Receipt, now: float) -> None:
-        """Note what became of a publish."""
+        """Record the receipt of a publish."""
         self.nbytes = receipt.nbytes
         done: list[float] = []
         for worker in receipt.workers.values():
@@ -136,7 +136,7 @@ class Tally:
             self.latencies.sort()  # receipts resolve in almost this order already
 
     def curve(self) -> list[tuple[int, float]]:
-        """Return (version, mean return of the RECENT episodes up to it), once there are so many."""
+        """Return (version, mean return of the RECENT episodes up to it), from the RECENT-th on."""
         ordered = sorted(self.returns, key=lambda played: played[0])
         sums = np.cumsum([0.0, *(reward for _, reward in ordered)])
         means = (sums[RECENT:] - sums[:-RECENT]) / RECENT

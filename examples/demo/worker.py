@@ -1,9 +1,9 @@
-"""A rollout worker: plays CartPole with the newest weights for as long as somebody listens.
+"""A rollout worker: plays CartPole with the newest weights until the trainer ends.
 
-It is a process of its own, without torch. Weights come over the bus, in the background; each
-forward pass is inside `reading()`, so it never sees half a version. Episodes go out on stdout, a
-line each. The process ends when its stdin does, or when nobody reads its stdout: whatever becomes
-of the trainer, no worker stays behind.
+It is a process of its own, without torch. Weights arrive over the bus in the background; each
+forward pass is inside `reading()`, so that it never sees half a version. The worker writes each
+episode as a line to stdout. It ends when its stdin ends or its stdout is closed, so that no worker
+survives the trainer.
 """
 
 import random
@@ -19,8 +19,8 @@ from .episode import Episode, to_line
 from .policy import MODEL, Weights, log_odds, log_probability, numpy_weights
 from .process import follow, started
 
-# What a step of the simulator takes beside CartPole's few microseconds. It makes the demo's world
-# about as fast as a small physics engine, so that learning can be watched and not only be over.
+# Pause of each simulated step, which otherwise takes a few microseconds. With it, the demo is about
+# as fast as a small physics engine, so that one can watch the learning.
 STEP_SECONDS = 0.0005
 
 

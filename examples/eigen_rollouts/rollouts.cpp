@@ -13,14 +13,14 @@ using Games = Eigen::Array<float, 1, kGames>;
 using States = Eigen::Array<float, 4, kGames>;  // position, speed, angle, turn
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Sequential(Linear(4, 8), Tanh(), Linear(8, 2)), in memory that versions are written to.
+// Sequential(Linear(4, 8), Tanh(), Linear(8, 2)). Versions are written directly into its matrices.
 struct Policy {
   std::vector<weightbus::Tensor> tensors() {
     return {weightbus::tensor("0.weight", weight0, {8, 4}), weightbus::tensor("0.bias", bias0, {8}),
             weightbus::tensor("2.weight", weight2, {2, 8}), weightbus::tensor("2.bias", bias2, {2})};
   }
 
-  // Which way to push each cart.
+  // Returns the force on each cart.
   Games operator()(const States& states) const {
     const Eigen::MatrixXf hidden = ((weight0 * states.matrix()).colwise() + bias0).array().tanh();
     const Eigen::MatrixXf scores = (weight2 * hidden).colwise() + bias2;
@@ -51,7 +51,7 @@ int main(int count, char** values) {
   options.in_place("policy", policy.tensors());
   auto worker = weightbus::Worker::connect(values[1], options);
   if (!worker) return std::cerr << worker.error().text << "\n", 1;
-  worker->start();  // versions are applied in the background, whenever no step is being chosen
+  worker->start();  // versions are applied in the background, while no reading exists
 
   float mean = 0;
   for (std::uint64_t begun = 0, version = 0; mean < kEnough;) {
@@ -62,7 +62,7 @@ int main(int count, char** values) {
     for (int i = 0; i < kSteps && stands.any(); ++i) {
       Games force;
       {
-        const auto reading = worker->reading("policy");  // one version, whole, while this lives
+        const auto reading = worker->reading("policy");  // no version is applied while this exists
         if (!reading) return std::cerr << reading.error().text << "\n", 1;
         version = reading->version.second;
         if (i == 0) begun = version;

@@ -1,5 +1,5 @@
-// A sidecar: keeps the newest version of a model, and serves it as a safetensors file to processes that know
-// nothing of the bus. Whoever can connect to it gets the weights.
+// A sidecar: keeps the newest version of a model, and serves it as a safetensors file to processes that do
+// not use weightbus. Every client that can connect gets the weights.
 //
 //	sidecar tcp://localhost:5555 MODEL 127.0.0.1:8000    (or unix:PATH; or several addresses, separated by commas)
 //	curl --fail --remote-name http://127.0.0.1:8000/model.safetensors
@@ -22,7 +22,7 @@ import (
 	weightbus "github.com/weightbus/weightbus/go_client"
 )
 
-// A file is one version, as safetensors has it. It never changes.
+// A file is one version in the safetensors format. It never changes.
 type file struct {
 	tag   string
 	bytes []byte
@@ -35,7 +35,7 @@ func main() {
 	var newest atomic.Pointer[file]
 	worker, err := weightbus.New(os.Args[1], weightbus.Options{
 		Models: map[string]weightbus.Tensors{os.Args[2]: nil}, // of any layout
-		// What the publisher calls applied can be fetched from here.
+		// The worker reports a version as applied only after it can be fetched from here.
 		Apply: func(_ context.Context, v weightbus.View) error {
 			made, err := pack(v)
 			if err == nil {
@@ -65,28 +65,28 @@ func main() {
 			return
 		}
 		w.Header().Set("ETag", served.tag)
-		// No date: two versions in a second have the same.
+		// Without a date: dates have seconds, and two versions may come within a second.
 		http.ServeContent(w, r, "model.safetensors", time.Time{}, bytes.NewReader(served.bytes))
 	})
 	go func() { log.Fatal(http.Serve(listener, nil)) }()
 	for {
 		update, err := worker.Receive(context.Background())
 		if err != nil {
-			log.Print(err) // what is served stays
+			log.Print(err) // the previous file is still served
 			continue
 		}
 		fmt.Printf("version %d: %d bytes\n", update.Version, len(newest.Load().bytes))
 	}
 }
 
-// pack makes a safetensors file of a version: the size of a header, the header, and the tensors.
+// pack returns a safetensors file of a version: the size of the header, the header, and the tensors.
 func pack(v weightbus.View) (*file, error) {
 	type entry struct {
 		DType   string   `json:"dtype"`
 		Shape   []int64  `json:"shape"`
 		Offsets [2]int64 `json:"data_offsets"`
 	}
-	// Some readers ask for the format: whose names and order of dimensions these are.
+	// Some readers require the format: "pt" stands for PyTorch's names and order of dimensions.
 	header, data := map[string]any{"__metadata__": map[string]string{"format": "pt"}}, []byte{}
 	for _, name := range v.Names() {
 		t, _ := v.Tensor(name)

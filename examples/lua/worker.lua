@@ -1,14 +1,15 @@
--- A worker in Lua, that keeps the model "line": luajit worker.lua tcp://HOST:PORT [SECONDS]
+-- A worker in Lua, which prints each version of the model "line":
+-- luajit worker.lua tcp://HOST:PORT [SECONDS]
 --
--- It calls libweightbus, whose header LuaJIT reads by itself. WEIGHTBUS_H and WEIGHTBUS_SO say where
--- the two are, unless that is where `make -C c_client install` has put them. Functions of yours in
--- `on_event` would be called in a thread that Lua knows nothing of: look at wb_look() instead.
+-- It calls libweightbus through LuaJIT's FFI. Set WEIGHTBUS_H and WEIGHTBUS_SO to the paths of the
+-- header and the library unless `make -C c_client install` has installed them. Do not set `on_event`
+-- to a Lua function: it would be called in a thread that Lua does not know. Use wb_look() instead.
 
 local ffi = require("ffi")
 
 local function declarations(path)
   local file = assert(io.open(path))
-  local header = file:read("*a"):gsub("#[^\n]*", "") -- it knows no preprocessor, and no C++
+  local header = file:read("*a"):gsub("#[^\n]*", "") -- the FFI parses neither preprocessor lines nor C++
   file:close()
   return (header:gsub('extern "C" {', ""):gsub('} // extern "C"', ""))
 end
@@ -22,7 +23,7 @@ local function check(code)
   if code ~= wb.WB_OK then error(why(), 0) end
 end
 
--- Memory of the library's: only it writes there.
+-- The library owns this memory, and only the library writes to it.
 local three = ffi.new("uint64_t[1]", 3)
 local tensors = ffi.new("wb_tensor[2]", {
   { name = "slope", dtype = "F32", shape = three, rank = 1 },
@@ -46,7 +47,7 @@ while true do
   if code == wb.WB_NOTHING then break end
   if code ~= wb.WB_OK then
     io.stderr:write(why(), "\n") -- the old version still runs
-  elseif wb.wb_read(model[0], reading, nil, nil) == wb.WB_OK then -- one version, whole, until it ends
+  elseif wb.wb_read(model[0], reading, nil, nil) == wb.WB_OK then -- no version is applied until wb_read_end
     print(("version %d: %g %g %g, %g"):format(tonumber(update.version),
       slope[0], slope[1], slope[2], offset[0]))
     io.stdout:flush()

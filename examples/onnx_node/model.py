@@ -1,8 +1,8 @@
-"""Writes policy.onnx: Linear(4, 8), Tanh, Linear(8, 2), all of whose weights are inputs.
+"""Write policy.onnx: Linear(4, 8), Tanh, Linear(8, 2), with all weights as inputs.
 
 python model.py
 
-An exporter writes such a file as well; this one takes no library, since ONNX is protobuf.
+An exporter could write such a file, too. This script needs no library, since ONNX is protobuf.
 """
 
 from pathlib import Path
@@ -10,17 +10,17 @@ from pathlib import Path
 STATE = {"state": (1, 4)}
 WEIGHTS = {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)}
 SCORES = {"scores": (1, 2)}
-FLOAT, INT = 1, 2  # as ONNX numbers the types of tensors, and of attributes
+FLOAT, INT = 1, 2  # ONNX's numbers of a type of tensors, and of a type of attributes
 
 
 def varint(number: int) -> bytes:
-    """Return a number, seven bits a byte."""
+    """Return a number in protobuf's encoding, with seven bits in each byte."""
     rest, low = number >> 7, number & 127
     return bytes([low | 128]) + varint(rest) if rest else bytes([low])
 
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:
-    """Return a message of these fields, each a number and a value."""
+    """Return a protobuf message; each field is a number and a value."""
     out = b""
     for number, value in fields:
         if isinstance(value, int):
@@ -45,7 +45,7 @@ def floats(name: str, shape: tuple[int, ...]) -> bytes:
 
 def model() -> bytes:
     """Return the ModelProto."""
-    transposed = message((1, "transB"), (3, 1), (20, INT))  # as torch has its matrices
+    transposed = message((1, "transB"), (3, 1), (20, INT))  # torch's matrices are transposed
     nodes = [
         node("Gemm", ["state", "0.weight", "0.bias"], "before", transposed),
         node("Tanh", ["before"], "hidden"),

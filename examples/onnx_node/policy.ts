@@ -3,7 +3,7 @@
  *
  *     node policy.ts tcp://localhost:5555    (or several addresses, separated by commas)
  *
- * The weights are inputs of policy.onnx. The arrays into which versions are copied are those that the runtime is given.
+ * The weights are inputs of policy.onnx. The worker copies versions into the same arrays that the runtime reads.
  */
 
 import { InferenceSession, Tensor } from "onnxruntime-node";
@@ -23,7 +23,7 @@ const session = await InferenceSession.create(new URL("policy.onnx", import.meta
 const worker = await Worker.connect(address, { models: { policy } });
 const state = new Tensor("float32", Float32Array.of(0.1, 0, -0.2, 0), [1, 4]);
 for await (const { version } of worker) {
-  const { scores } = await session.run({ state, ...weights }); // no weights change until the next turn
+  const { scores } = await session.run({ state, ...weights }); // the weights do not change until the next turn of the loop
   const [left, right] = scores?.data as Float32Array;
   console.log(`version ${version}: ${left?.toFixed(4)} ${right?.toFixed(4)}`);
 }

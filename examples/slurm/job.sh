@@ -9,22 +9,22 @@
 
 # A trainer that publishes, a relay on each node, and workers: sbatch examples/slurm/job.sh
 #
-# 120 s before the time limit this script gets SIGTERM (B: the script alone). The trainer then ends
-# after its step, the state folder has its last version, and the job goes back to the queue.
+# 120 s before the time limit, this script gets SIGTERM (B: only the script). The trainer then ends
+# after its current step, its last version is in the state folder, and the job is queued again.
 
 set -u
 cd "${EXAMPLE:-$SLURM_SUBMIT_DIR/examples/slurm}" || exit 1
-run=${RUN:-$PWD/run-$SLURM_JOB_ID} # on a file system that all nodes have
+run=${RUN:-$PWD/run-$SLURM_JOB_ID} # must be on a file system that all nodes share
 export WEIGHTBUS_KEYS=$run/keys
 
 ended='' trainer=''
-trap 'ended=1; kill -TERM $trainer 2>/dev/null' TERM # srun passes it on to its tasks
+trap 'ended=1; kill -TERM $trainer 2>/dev/null' TERM # srun passes the signal on to its tasks
 
-# The script runs on the job's first node. A port of the job's own, below those of connections.
+# The script runs on the job's first node. The port depends on the job, and is below the ephemeral ports.
 host=${SLURMD_NODENAME:-$(hostname)}
 port=${PORT:-$((10000 + SLURM_JOB_ID % 10000 * 2))}
 publisher=tcp://$host:$port
-relay=ipc://@weightbus-$SLURM_JOB_ID # in no file system; the node's index follows
+relay=ipc://@weightbus-$SLURM_JOB_ID # an abstract socket; the node's index follows
 
 if [ ! -d "$WEIGHTBUS_KEYS" ]; then
     mkdir -p "$run" &&
@@ -32,7 +32,7 @@ if [ ! -d "$WEIGHTBUS_KEYS" ]; then
         weightbus keygen "$WEIGHTBUS_KEYS" 'rank-*' --at 'node-*' --at publisher || exit 1
 fi
 
-# SLURM_NODEID is known in a task alone.
+# SLURM_NODEID is set only in tasks.
 srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c \
     "exec weightbus relay $publisher --bind $relay-\$SLURM_NODEID --model policy --name node-\$SLURM_NODEID" &
 relays=$!
@@ -44,7 +44,7 @@ srun --overlap --nodes=1 --ntasks=1 --nodelist="$host" \
 trainer=$!
 [ -z "$ended" ] || kill -TERM $trainer
 
-# Wait for a process that has perhaps ended; a signal of this script ends `wait` too early.
+# Wait for a process, which may have ended already. A signal to this script ends `wait` too early.
 wait_for() {
     local code
     while

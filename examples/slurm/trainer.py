@@ -1,7 +1,7 @@
 """A trainer in a Slurm job: `python trainer.py ADDRESS FOLDER STEPS WORKERS`.
 
-The state folder has its weights, so a job that is requeued goes on from the last version. The exit
-code is 0 once all steps are done, and 1 if SIGTERM came before.
+The weights are in the state folder, so a requeued job continues from the last version. The exit
+code is 0 if all steps are done, and 1 if SIGTERM came first.
 """
 
 import os

@@ -9,12 +9,12 @@ import numpy as np
 import weightbus
 
 relay, publisher = sys.argv[1:]
-signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # says goodbye
+signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # closes the subscriber
 
 files = [f"{os.environ['WEIGHTBUS_KEYS']}/workers/{of}" for of in ("rank-+@node-+", "rank-+")]
 weights = {"w": np.zeros(1000, np.float32)}
 with weightbus.Subscriber(
-    [relay, publisher],  # the node's relay, and the publisher while there is no relay
+    [relay, publisher],  # the node's relay, or the publisher while the relay does not answer
     {"policy": weights},
     name=f"rank-{os.environ['SLURM_PROCID']}",
     keys=[f"{file}.json" for file in files],

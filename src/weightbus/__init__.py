@@ -1,11 +1,11 @@
 """weightbus: publish a model's weights once; every worker applies them in place, verified.
 
-This is the face: users import from here, and everything else may move. Each name is loaded when it
-is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
-Public classes say in their body that they are of here, which `help()` and tracebacks then show.
-`weightbus.types` names what calls return; `weightbus.ray`, `weightbus.torchrl`,
-`weightbus.torchrun`, `weightbus.trl` and `weightbus.vllm` have what users of Ray, TorchRL,
-torchrun, TRL and vLLM import.
+Users import names only from this package and the modules named below; all other modules may change.
+Each name is loaded when it is first used, so that importing the package is fast and needs neither
+torch nor ZeroMQ. Public classes set their `__module__` to `weightbus`, as `help()` and tracebacks
+show. `weightbus.types` has the types of results; `weightbus.ray`, `weightbus.torchrl`,
+`weightbus.torchrun`, `weightbus.trl` and `weightbus.vllm` have the names for users of Ray, TorchRL,
+torchrun, TRL and vLLM.
 """
 
 from importlib import import_module
@@ -85,7 +85,7 @@ __all__ = [
     "sharded",
 ]
 
-# Where each public name lives.
+# The module that defines each public name.
 _HOMES = {
     "AddressError": "bus.errors",
     "ApplyError": "bus.errors",
@@ -120,23 +120,23 @@ _HOMES = {
 }
 
 
-# Faces of their own, for fewer users.
-_FACES = ("ray", "torchrl", "torchrun", "trl", "types", "vllm")
+# Public modules that not all users need.
+_MODULES = ("ray", "torchrl", "torchrun", "trl", "types", "vllm")
 
 
 _load, _names = lazy(globals(), __name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    return _load(name) if name in _HOMES else _face(name)
+    return _load(name) if name in _HOMES else _module(name)
 
 
-def _face(name: str) -> object:
-    """Return a module with names that fewer users need."""
-    if name in _FACES:
+def _module(name: str) -> object:
+    """Return one of the public modules."""
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*_names(), *_FACES})
+    return sorted({*_names(), *_MODULES})

@@ -8,24 +8,24 @@ if TYPE_CHECKING:
 
 
 def lazy(
-    face: dict[str, object], package: str, homes: "Mapping[str, str]"
+    module: dict[str, object], package: str, homes: "Mapping[str, str]"
 ) -> "tuple[Callable[[str], object], Callable[[], list[str]]]":
     """Return the functions `__getattr__` and `__dir__` of a module.
 
     Args:
-        face: The module's globals.
-        package: The package that `homes` is relative to.
-        homes: The module that defines each exported name, by that name.
+        module: The module's globals.
+        package: The package to which the modules in `homes` are relative.
+        homes: For each exported name, the module that defines it.
     """
 
     def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {face['__name__']!r} has no attribute {name!r}")
-        face[name] = value = getattr(import_module(f".{home}", package), name)  # cached
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        module[name] = value = getattr(import_module(f".{home}", package), name)  # cached
         return value
 
     def names() -> list[str]:
-        return sorted({*face, *homes})
+        return sorted({*module, *homes})
 
     return load, names

@@ -1,12 +1,12 @@
 """TorchRL's schemes over the bus: `from weightbus.torchrl import ZMQWeightSyncScheme`, for example.
 
-The names are TorchRL's, so that its users change one import. Each is loaded when it is first used:
-importing this needs neither torch nor TorchRL.
+The names are TorchRL's, so that users of TorchRL change only an import. Each name is loaded when it
+is first used: importing this module needs neither torch nor TorchRL.
 """
 
 from weightbus.lazy import lazy
 
-TYPE_CHECKING = False  # as in the face of the package
+TYPE_CHECKING = False  # as in the __init__.py of the package
 if TYPE_CHECKING:
     from weightbus.python_client.schemes.bus import (
         DistributedWeightSyncScheme,

@@ -1,11 +1,11 @@
 """Relays in scripts that torchrun starts: `with weightbus.torchrun.relays(...) as bus: ...`.
 
-Importing this does not need torch; `relays` does.
+Importing this module does not need torch, but `relays` does.
 """
 
 from weightbus.lazy import lazy
 
-TYPE_CHECKING = False  # as in the face of the package
+TYPE_CHECKING = False  # as in the __init__.py of the package
 if TYPE_CHECKING:
     from weightbus.python_client.engines.torchrun_relays import Relays, relays
 

@@ -1,4 +1,4 @@
-"""Weights out of TRL's asynchronous trainers: `from weightbus.trl import WeightTransfer`."""
+"""Publishing from TRL's asynchronous trainers: `from weightbus.trl import WeightTransfer`."""
 
 from weightbus.python_client.serving.trl_transfer import WeightTransfer
 

@@ -1,4 +1,4 @@
-"""What calls return, and what hooks are given. Annotations name them; no program makes one."""
+"""The types of results and of callbacks' arguments, for annotations; only weightbus makes them."""
 
 from weightbus.bus.net.callbacks import WorkerEvent
 from weightbus.bus.publisher.status import HeldVersion, WorkerStatus
@@ -32,7 +32,7 @@ __all__ = [
     "WorkerStatus",
 ]
 
-# These need torch, so they are loaded when they are first used.
+# These types need torch, so they are loaded when they are first used.
 __getattr__, __dir__ = lazy(
     globals(),
     "weightbus",

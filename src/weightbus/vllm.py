@@ -1,13 +1,14 @@
-"""vLLM over the bus: `from weightbus.vllm import TrainerInit, VllmServers`.
+"""Weight transfer to vLLM: `from weightbus.vllm import TrainerInit, VllmServers`.
 
-With weightbus installed where vLLM runs, `--weight-transfer-config '{"backend": "weightbus"}'` has
-its workers load what a trainer publishes: vLLM calls `register` in each of its processes. Importing
-this needs neither vLLM nor torch; `TrainerInit` needs both, and makes weightbus known to vLLM.
+If weightbus is installed where vLLM runs, `--weight-transfer-config '{"backend": "weightbus"}'`
+makes vLLM's workers load what a trainer publishes: vLLM calls `register` in each of its processes.
+Importing this module needs neither vLLM nor torch; `TrainerInit` needs both, and registers
+weightbus with vLLM.
 """
 
 from weightbus.lazy import lazy
 
-TYPE_CHECKING = False  # as in the face of the package
+TYPE_CHECKING = False  # as in the __init__.py of the package
 if TYPE_CHECKING:
     from weightbus.python_client.serving.calls import ServerError
     from weightbus.python_client.serving.server import VllmServer, VllmServers

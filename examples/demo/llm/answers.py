@@ -1,4 +1,4 @@
-"""Answers on their way from a worker to the trainer: one JSON line on the worker's stdout."""
+"""Batches of answers, which a worker sends to the trainer: one JSON line each, on stdout."""
 
 from statistics import fmean
 
@@ -8,13 +8,13 @@ from .transformer import LENGTH, reward
 
 
 class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker wrote with one version.
+    """A batch of answers that one worker wrote with one version.
 
     Attributes:
-        worker: Who wrote it.
-        version: Of the model, for all of the batch.
-        questions, answers: Of as many letters each.
-        greedy: Its greedy answers to `ASKED`, if it had not told those of this version yet.
+        worker: The worker's name.
+        version: The version of the model.
+        questions, answers: Texts of the same length.
+        greedy: The greedy answers to `ASKED`, in the worker's first batch with this version.
     """
 
     worker: str
@@ -30,12 +30,12 @@ class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def steps(self) -> int:
-        """How many answers there are, which is what an update is made of."""
+        """The number of answers, which counts towards the next update."""
         return len(self.answers)
 
     @property
     def reward(self) -> float:
-        """Their mean reward."""
+        """The mean reward of the answers."""
         return fmean(map(reward, self.questions, self.answers))
 
 
@@ -52,6 +52,6 @@ def from_line(line: bytes) -> Answers:
     """Return the batch of a line.
 
     Raises:
-        msgspec.DecodeError: The line is none.
+        msgspec.DecodeError: The line is not a batch.
     """
     return _decoder.decode(line)

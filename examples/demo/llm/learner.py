@@ -1,7 +1,7 @@
-"""The learner: a base model that has learned from text, fine-tuned by REINFORCE with a baseline.
+"""Trains a base model on text, and fine-tunes it by REINFORCE with a baseline.
 
-In the text that it first learns from, answers mostly repeat their questions, and a few are the
-question backwards. Both are then in the model; the reward is for the second.
+In the text, most answers repeat their questions, and a few are the questions backwards. So the base
+model gives both kinds of answers; the reward is for the second kind.
 """
 
 # torch leaves some of its signatures unannotated.
@@ -29,7 +29,7 @@ from .transformer import (
 )
 
 TEXT_STEPS, TEXT_BATCH, TEXT_RATE = 900, 64, 4e-3
-BACKWARDS = 0.2  # of the text
+BACKWARDS = 0.2  # the part of the text's answers that are backwards
 LEARNING_RATE = 1e-3
 BASELINE_DECAY = 0.9
 GRADIENT_NORM_MAX = 1.0
@@ -48,7 +48,7 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (texts, positions, WIDTH) for the same."""
+        """Map (texts, positions, WIDTH) to the same shape."""
         mixed = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """What is published."""
+    """The model that is published."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(WIDTH, len(TOKENS), bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return what is expected after each of (texts, positions): logits of all tokens."""
+        """Return the logits of the next token after each position of (texts, positions)."""
         x: Tensor = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -78,17 +78,17 @@ class LanguageModel(nn.Module):
         return found
 
     def of_answers(self, questions: Tensor, answers: Tensor) -> Tensor:
-        """Return log-probabilities of all tokens at each letter of the answers."""
+        """Return the log-probabilities of all tokens at each letter of the answers."""
         mark = questions.new_full((len(questions), 1), TOKENS.index(MARK))
         read = torch.cat([questions, mark, answers[:, :-1]], 1)
         return torch.log_softmax(self(read)[:, LENGTH:], -1)
 
 
 class LanguageLearner:
-    """The model, and how to make it better.
+    """Improves the model.
 
     Attributes:
-        policy: What is published; at first, the base model.
+        policy: The model, which is published; at first, the base model.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -97,10 +97,10 @@ class LanguageLearner:
         self.policy = LanguageModel()
         self._read_text()
         self._optimizer = torch.optim.Adam(self.policy.parameters(), LEARNING_RATE)
-        self._baseline: Tensor | None = None  # reward to go, by letter
+        self._baseline: Tensor | None = None  # by letter: the mean reward from there on
 
     def _read_text(self) -> None:
-        """Make the base model: some seconds of supervised learning."""
+        """Train the base model: some seconds of supervised learning."""
         optimizer = torch.optim.Adam(self.policy.parameters(), TEXT_RATE)
         slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TEXT_STEPS)
         for _ in range(TEXT_STEPS):
@@ -112,11 +112,11 @@ class LanguageLearner:
             slower.step()
 
     def improve(self, batches: Sequence[Answers], progress: float) -> None:
-        """Take one update from some answers, each letter by the reward from there on.
+        """Update the model from answers: each letter is weighted by the reward from there on.
 
         Args:
-            batches: At least one.
-            progress: From 0 at the start of the run to 1 at its end; steps get smaller towards it.
+            batches: At least one batch of answers.
+            progress: From 0 at the start of the run to 1 at its end, where updates are smallest.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = LEARNING_RATE * max(0.05, 1.0 - progress)

@@ -1,4 +1,4 @@
-"""The demo's language model: what it is, who learns it, and by whom answers are written."""
+"""The demo's subject with a language model: its learner, its workers, and its tally."""
 
 import shutil
 import sys
@@ -10,13 +10,13 @@ from ..tally import Played, Tally
 from .answers import Answers, from_line
 from .transformer import ASKED
 
-# Built in a checkout by `make -C node_client worker`; a wheel has no such folder.
+# The worker in TypeScript, which `make -C node_client worker` builds in a checkout; wheels lack it.
 TYPESCRIPT = Path(__file__).resolve().parents[3] / "node_client" / "build" / "generation_worker"
 IN_TYPESCRIPT = "w2"  # the third of three
 
 
 class AnswersTally(Tally):
-    """The tally, and whether all workers answer the same with the same version."""
+    """A tally that also checks whether all workers give the same answers with the same version."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(names)
@@ -24,7 +24,7 @@ class AnswersTally(Tally):
         self._said = ""
 
     def played(self, played: Played, now: float) -> None:
-        """Note a batch."""
+        """Record a batch."""
         super().played(played, now)
         if isinstance(played, Answers) and played.greedy:
             self._greedy.setdefault(played.version, {})[played.worker] = played.greedy
@@ -35,7 +35,7 @@ class AnswersTally(Tally):
         return self._said
 
     def agreed(self) -> dict[str, int]:
-        """Return how many versions each worker has answered like every other one that had them."""
+        """Return for how many versions each worker gave the same answers as all other workers."""
         found = dict.fromkeys(self.workers, 0)
         for told in self._greedy.values():
             if len(told) > 1 and len({tuple(answers) for answers in told.values()}) == 1:
@@ -43,7 +43,7 @@ class AnswersTally(Tally):
         return found
 
     def faults(self) -> list[str]:
-        """Return which versions two workers answered differently."""
+        """Return the versions with which two workers gave different answers."""
         return [
             f"version {version} is answered differently: {told}"
             for version, told in self._greedy.items()
@@ -52,7 +52,7 @@ class AnswersTally(Tally):
 
 
 def _learner(seed: int) -> Learner:
-    from .learner import LanguageLearner  # takes seconds, in which the workers start
+    from .learner import LanguageLearner  # takes seconds, while the workers start
 
     return LanguageLearner(seed)
 

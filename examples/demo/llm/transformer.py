@@ -1,11 +1,11 @@
-"""The language model as a worker computes it: a transformer in numpy, and the texts that it writes.
+"""The language model in a worker: a transformer in numpy.
 
-A text is a question of a few letters, a mark, and an answer of as many. The names and shapes of the
-weights are those of the trainer's `nn.Module` (learner.py), so one layout fits both.
+A text is a question of a few letters, a mark, and an answer of the same length. The names and
+shapes of the weights are those of the trainer's `nn.Module` (learner.py).
 
-The weights are float32. Workers compute with them in double precision, so that two that add in
-another order, or in another language, differ by some 1e-15 where the best two letters of a greedy
-answer are apart by 1e-6 and more: for the same version all of them write the same letters.
+The weights are float32, but workers compute in double precision. Workers that add in another order,
+or in another language, then differ by some 1e-15, while the logits of the two best letters of a
+greedy answer differ by at least 1e-6. So all workers write the same letters with the same version.
 """
 
 import math
@@ -18,7 +18,7 @@ LETTERS = "abcdefgh"
 MARK = ">"  # between question and answer
 TOKENS = LETTERS + MARK
 LENGTH = 6  # letters of a question, and of its answer
-POSITIONS = 2 * LENGTH  # of a text: the last letter is foretold, and never read
+POSITIONS = 2 * LENGTH  # inputs of a text: the last letter is only predicted, never an input
 WIDTH, HEADS, LAYERS, HIDDEN = 32, 2, 2, 64
 EPSILON = 1e-5  # of the norms
 
@@ -32,7 +32,7 @@ Pick = Callable[[Double], Indices]
 
 
 def numpy_weights() -> Weights:
-    """Return memory for the weights, by name."""
+    """Return arrays for the weights, by name."""
     block = {
         "attention_norm": (WIDTH,),
         "qkv": (3 * WIDTH, WIDTH),
@@ -55,14 +55,14 @@ class Transformer:
     """One version of the model, with a copy of its weights in double precision.
 
     Args:
-        weights: By name; they may change afterwards.
+        weights: The weights by name, which are copied.
     """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = {name: array.astype(np.float64) for name, array in weights.items()}
 
     def logits(self, tokens: Indices) -> Double:
-        """Return what the model expects after each text of (texts, positions): (texts, TOKENS)."""
+        """Return the logits of the next token, (texts, TOKENS), after texts (texts, positions)."""
         count = tokens.shape[1]
         x = self._weights["embedding.weight"][tokens] + self._weights["positions.weight"][:count]
         for number in range(LAYERS):
@@ -72,7 +72,7 @@ class Transformer:
         return found
 
     def answers(self, questions: Sequence[str], pick: Pick) -> list[str]:
-        """Write an answer to each question, letter by letter, as `pick` chooses from logits."""
+        """Write an answer to each question; `pick` chooses each letter from the logits."""
         tokens = encode([question + MARK for question in questions])
         for _ in range(LENGTH):
             tokens = np.concatenate([tokens, pick(self.logits(tokens))[:, None]], axis=1)
@@ -103,21 +103,21 @@ class Transformer:
 
 
 def greedy(logits: Double) -> Indices:
-    """Pick the most likely token of each text; of equal ones, the first."""
+    """Pick the most likely token of each text; of equally likely tokens, the first."""
     found: Indices = logits.argmax(-1)
     return found
 
 
 def sampling(luck: np.random.Generator) -> Pick:
-    """Return what picks a token of each text by its probability."""
+    """Return a function that picks a token of each text at random, by probability."""
     return lambda logits: (logits + luck.gumbel(size=logits.shape)).argmax(-1)
 
 
 def encode(texts: Sequence[str]) -> Indices:
-    """Return texts of one length as tokens, (texts, positions).
+    """Return texts of equal length as tokens, (texts, positions).
 
     Raises:
-        ValueError: There is another character in one than the model knows.
+        ValueError: A text has a character that the model does not know.
     """
     return np.array([[TOKENS.index(letter) for letter in text] for text in texts], np.int64)
 
@@ -128,6 +128,6 @@ def decode(tokens: Indices) -> list[str]:
 
 
 def reward(question: str, answer: str) -> float:
-    """Return which part of an answer is the question backwards."""
+    """Return the fraction of letters of an answer that match the question backwards."""
     right = sum(a == b for a, b in zip(question[::-1], answer, strict=True))
     return right / len(question)

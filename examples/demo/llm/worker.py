@@ -1,8 +1,8 @@
-"""A generation worker: writes answers with the newest weights for as long as somebody listens.
+"""A generation worker: writes answers with the newest weights until the trainer ends.
 
-It is a process of its own, without torch, as that of CartPole is. Weights come over the bus, in the
-background; a batch is written with a copy that is taken inside `reading()`, so it is of one version
-from its first letter to its last. `node_client/examples/generation_worker.ts` is the same.
+It is a process of its own, without torch, like CartPole's worker. Weights arrive over the bus in
+the background. Each batch is written with a copy of the weights that is made inside `reading()`, so
+all its letters are of one version. `node_client/examples/generation_worker.ts` does the same.
 """
 
 import time
@@ -27,14 +27,14 @@ from .transformer import (
 )
 
 BATCH = 32  # answers in a line
-# What a letter takes beside the few microseconds of this model: about as a small one on a device.
+# Pause of each letter, so that this model is about as slow as a small model on a device.
 LETTER_SECONDS = 0.004
 
 
 def write(
     weights: Weights, bus: Subscriber, luck: np.random.Generator, told: int
 ) -> tuple[Answers, int]:
-    """Write a batch; with it goes the version that it is of. `told` is the last one of these."""
+    """Return a batch and its version. `told` is the version of the previous batch."""
     with bus.reading():
         version, model = bus.version(MODEL), Transformer(weights)
     questions = decode(luck.integers(len(LETTERS), size=(BATCH, LENGTH)))

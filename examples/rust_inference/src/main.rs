@@ -1,4 +1,4 @@
-//! Chooses actions with the newest policy, in plain Rust: four numbers a line in, the action out.
+//! Chooses actions with the newest policy, in plain Rust: reads four numbers a line, prints the action.
 //!
 //!     echo "0.1 0 -0.2 0" | rust_inference tcp://localhost:5555
 use std::error::Error;
@@ -9,7 +9,7 @@ use weightbus::{Model, Tensor, Weights, Worker};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sequential(Linear(4, 8), Tanh(), Linear(8, 2)), as torch calls and shapes its tensors.
+/// Sequential(Linear(4, 8), Tanh(), Linear(8, 2)), with the names and shapes of torch's tensors.
 fn policy() -> Result<Model, weightbus::Error> {
     Model::new([
         Tensor::new("0.weight", &[8, 4], vec![0f32; 32]),
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let applying = std::thread::spawn(move || loop {
         match receiver.receive(PATIENCE) {
             Err(weightbus::Error::Closed { .. }) => break,
-            Err(error) => eprintln!("{error}"), // what ran goes on
+            Err(error) => eprintln!("{error}"), // the previous version still runs
             Ok(_) => {}
         }
     });
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         if state.len() != 4 {
             return Err(format!("a state is four numbers, not {}", state.len()).into());
         }
-        let weights = policy.read(); // one version, whole, until the next line
+        let weights = policy.read(); // no version is applied before the next line
         let hidden: Vec<f32> = linear(&weights, "0", &state)?.iter().map(|x| x.tanh()).collect();
         let scores = linear(&weights, "2", &hidden)?;
         let version = weights.version().map_or(0, |(_, version)| version);
