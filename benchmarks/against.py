@@ -1,7 +1,7 @@
-"""This checkout against another one: both are contenders of one comparison, and take turns.
+"""Compare this checkout with another one: both are contenders of one comparison, and take turns.
 
-Each side has a publisher process and workers of its own, all of which import the package from their
-checkout: old runs against old, and new against new. Interpreter and dependencies are the same.
+Each side has its own publisher process and workers, which import the package from the side's
+checkout. The interpreter and the dependencies are the same.
 """
 
 import os
@@ -31,12 +31,12 @@ ROWS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {
     "small": (SMALL, RECEIVED + BACKGROUND, (4,)),
     "many": (MANY, RECEIVED, (1,)),
 }
-BOUND = 1.03  # of the lower quartile: so much slower is not an accident
+BOUND = 1.03  # bound of the ratio's lower quartile: above it, this checkout is slower
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """This checkout's time over the other's, of one contender of a row."""
+    """The ratio of this checkout's time to the other's, for one contender of a row."""
 
     row: str
     name: str
@@ -46,14 +46,14 @@ class Held:
 
 @contextmanager
 def imported_from(checkout: Path) -> Generator[dict[str, str]]:
-    """Yield the environment in which `weightbus` is this checkout, whatever else is installed.
+    """Yield an environment in which Python imports `weightbus` from `checkout`.
 
     Raises:
-        ProcessError: It is not a checkout, or its helper in C was built in another way than ours.
+        ProcessError: `checkout` is not a checkout, or its helper in C was built in another way.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = checkout.resolve() / "src"
-        if not (path / "weightbus").is_dir():  # an older one, whose root is the package
+        if not (path / "weightbus").is_dir():  # in older checkouts the root is the package
             path = Path(folder)
             (path / "weightbus").symlink_to(checkout.resolve())
         environment = {"PYTHONPATH": str(path)}
@@ -93,10 +93,10 @@ def measure(
     shape: Shape | None = None,
     pause: float = 0.0,
 ) -> Iterator[Held]:
-    """Yield what the rows came to; the other side's processes have this environment.
+    """Measure the rows and yield the results; `environment` is for the other side's processes.
 
     Raises:
-        ProcessError: A side failed, or its workers held other bytes than were published.
+        ProcessError: A side failed, or its workers had other bytes than were published.
     """
     for row in rows:
         model, names, counts = ROWS[row]

@@ -1,8 +1,8 @@
 """Floods the sockets of a publisher: `python -m weightbus.benchmarks.attacks NAME THERE`.
 
-Most attacks speak ZMTP by hand (`Strangers`), as fast as the other side takes it, over many
-connections; whoever hangs up on it is dialled again. Others come in (`insiders.py`). An attack ends
-when its standard input does.
+Most attacks are by peers without access (`Strangers`): they write ZMTP directly, as fast as the
+publisher reads, over many connections, and dial again when the publisher hangs up. In the other
+attacks (`insiders.py`) the attacker has joined. An attack ends when its standard input ends.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ from .insiders import Insider, Steps
 Channel = Literal["control", "data", "page"]
 Blocks = Callable[[int], Iterator[bytes]]
 MIB = 2**20
-# Of attacks that take all that they get: an attacker has a machine of its own, so here it gets what
-# others leave. One that has a pace of its own needs little, at once.
+# The niceness of attacks that use all processor time that they get. A real attacker has its own
+# machine; here it gets the time that others leave. An attack with a fixed rate needs little time.
 LOWEST_PRIORITY = 19
-BLOCK_BYTES = 2**16  # about what is made at once to be sent
+BLOCK_BYTES = 2**16  # about how much an attack prepares at once
 READ_BYTES = 2**18
-REDIAL_SECONDS = 0.1  # before a connection that was hung up on is dialled again, as ZeroMQ does
+REDIAL_SECONDS = 0.1  # pause before a closed connection is dialled again, as in ZeroMQ
 RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
 CURVE = GREETING.replace(b"NULL\0", b"CURVE")
 HELLO = b"\x05HELLO\1\0" + bytes(72)  # of CURVE: RFC 26
@@ -60,20 +60,20 @@ NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """What is done to a publisher, and what must hold meanwhile.
+    """An attack on a publisher, and the bounds that must hold during the attack.
 
     Attributes:
-        what: For people.
-        connections: How many at once.
-        keyed: It makes sense only where the publisher has keys.
-        descriptors: The publisher's limit of descriptors meanwhile; 0: as it is.
-        setup: The publisher, but for its language.
-        peak_mib: MiB that its process may have more than it had before.
-        later_mib: The same when the attack has been over for a while.
-        pong: Seconds that an answer to a ping may take at most; 0: as many as it likes.
-        joins: Whether workers come meanwhile, which must be in within a second.
-        heard: Whether the log must tell of each of them.
-        only: The publisher's language, if there is no such attack on another.
+        what: A description.
+        connections: The number of connections at once.
+        keyed: The attack needs a publisher with keys.
+        descriptors: The publisher's limit of descriptors during the attack; 0: unchanged.
+        setup: How to start the publisher.
+        peak_mib: How many MiB the publisher's memory may grow.
+        later_mib: The same, some time after the attack.
+        pong: The longest time in seconds for an answer to a ping; 0: no limit.
+        joins: Whether workers join during the attack; each must have joined within a second.
+        heard: Whether the log must have a line about each of them.
+        only: The only language of publishers that the attack is for, if any.
     """
 
     what: str
@@ -91,18 +91,18 @@ class Attack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strangers(Attack):
-    """Connections of those who are no workers.
+    """An attack over connections of peers that have not joined.
 
     Attributes:
-        channel: The socket that it is done to.
-        blocks: What each connection sends, given its number; it is over when this is.
-        opening: What it sends before that, given its number; None: ZMTP's greeting and READY.
-        welcome: What must be heard before more than the opening is sent: libzmq hangs up on what
-            comes before its own READY.
+        channel: The attacked socket.
+        blocks: Returns the blocks that a connection sends, given its number; then it closes.
+        opening: Returns what it sends first; None: ZMTP's greeting and READY.
+        welcome: What must be received before the blocks are sent: libzmq hangs up if they arrive
+            before its own READY.
         reads: Whether answers are read.
-        hosts: From how many addresses.
-        rate: Connections that are dialled in a second at most; 0: as soon as there is room.
-        abrupt: Whether a connection that is over is reset and not closed.
+        hosts: The number of source addresses.
+        rate: The largest number of connections dialled per second; 0: no limit.
+        abrupt: Whether a connection ends with a reset.
     """
 
     channel: Channel
@@ -117,7 +117,7 @@ class Strangers(Attack):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside(Attack):
-    """What somebody does who may come in."""
+    """An attack by a peer that may join."""
 
     act: Callable[[Insider], Steps]
 
@@ -139,7 +139,7 @@ def _message(message: Message) -> bytes:
 
 
 def _many(one: Callable[[int], bytes], start: int) -> Iterator[bytes]:
-    """Return block after block of frames, each with a number of its own."""
+    """Yield blocks of frames; each frame has a different number."""
     numbers = itertools.count(start * 10**9)
     while True:
         block = bytearray()
@@ -227,9 +227,9 @@ def _curve_hello(_start: int) -> bytes:
 
 @functools.cache
 def _recorded_hello() -> bytes:
-    """Return what somebody says first who knows the publisher's public key, and has one of its own.
+    """Return the first command of a peer that has keys and knows the publisher's public key.
 
-    Whoever overhears that can say it again, as often as it likes.
+    Anyone who records this command can send it again.
     """
     with socket.create_server(("127.0.0.1", 0)) as server, zmq.Context() as context:
         sender = context.socket(zmq.DEALER)
@@ -263,7 +263,7 @@ def _hello(name: str, models: list[str] | None = None, features: list[str] | Non
 
 
 def _noise(start: int) -> Iterator[bytes]:
-    """Return what follows no plan, with pings of ZMTP's own in it."""
+    """Return random bytes that contain ZMTP pings."""
     rng = random.Random(start)
     for _ in range(rng.randint(1, 40)):
         yield b"".join(_piece(rng) for _ in range(rng.randint(1, 40)))
@@ -288,7 +288,7 @@ def _piece(rng: random.Random) -> bytes:
 
 
 def _noisy_opening(start: int) -> bytes:
-    """Return a greeting, in one of four with a byte of noise; some speak of keys."""
+    """Return a greeting, some with keys; one in four has a random byte."""
     rng = random.Random(-start)
     said = bytearray(_ready(rng.choice((b"DEALER", b"DEALER", b"SUB", b"REQ"))))
     if rng.random() < 0.25:
@@ -337,7 +337,7 @@ def _again(opening: Callable[[int], bytes]) -> Callable[[int], Iterator[bytes]]:
     return lambda start: itertools.repeat(opening(start))
 
 
-# Models of which each copy shows: 128 MiB are two, which may be kept for the next versions.
+# Models so large that each copy is visible in the memory: two copies have 128 MiB.
 LARGE: dict[str, Any] = {"peak_mib": 128.0, "later_mib": 128.0}
 LARGE["setup"] = Setup(shape="64MiB/20", pause=0.1)
 LARGEST = {**LARGE, "setup": Setup(shape="64MiB/20", pause=0.1, chunk_bytes=64 * MIB)}
@@ -439,7 +439,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 class _Connection:
-    """One of the attacker's connections."""
+    """A connection of the attacker."""
 
     def __init__(self, attack: Strangers, address: tuple[str, int], number: int) -> None:
         self.socket = socket.socket()
@@ -458,7 +458,7 @@ class _Connection:
         self.watched = 0
 
     def serve(self) -> int:
-        """Send and read what can be; return what to wait for, 0 if the connection is over."""
+        """Send and read what is possible; return the events to wait for, or 0 at the end."""
         try:
             if self._attack.reads or not self._greeted:
                 with contextlib.suppress(BlockingIOError):
@@ -488,7 +488,7 @@ class _Connection:
 
 
 class Flood:
-    """Strangers' connections under way."""
+    """The open connections of an attack by strangers."""
 
     def __init__(self, attack: Strangers, endpoint: str) -> None:
         self._attack = attack
@@ -505,13 +505,13 @@ class Flood:
         self.sent = self.dialled = 0
 
     def run(self) -> None:
-        """Go on until the standard input ends."""
+        """Attack until the standard input ends."""
         self._selector.register(0, selectors.EVENT_READ)
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """Do what can be done, or wait for that a moment; return whether to go on."""
+        """Handle all ready connections, or wait for one; return whether to continue."""
         self._dial()
         for key, _ in self._selector.select(REDIAL_SECONDS):
             if key.data is None:
@@ -520,7 +520,7 @@ class Flood:
         return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.socket.close()
@@ -553,14 +553,14 @@ class Flood:
             self._selector.modify(connection.socket, events, connection)
 
     def told(self) -> dict[str, int]:
-        """Return what was done, as bytes and connections."""
+        """Return the number of sent bytes and of connections."""
         keys = self._selector.get_map().values()
         alive = sum(key.data.sent for key in keys if key.data is not None)
         return {"sent": self.sent + alive, "dialled": self.dialled}
 
 
 def come_in(attack: Inside, addresses: dict[str, Any]) -> dict[str, int]:
-    """Act until the standard input ends; return what was done, as bytes and connections."""
+    """Attack until the standard input ends; return the sent bytes and the connections."""
     insider = Insider(addresses)
     for seconds in attack.act(insider):
         if select.select([0], [], [], seconds)[0]:
@@ -569,12 +569,12 @@ def come_in(attack: Inside, addresses: dict[str, Any]) -> dict[str, int]:
 
 
 def _waited() -> float:
-    """Return for how many seconds this process was ready to run, and others ran."""
+    """Return for how many seconds this process was ready to run but had to wait."""
     return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 def main(name: str, addresses_json: str, nice: str) -> None:
-    """Say that it begins, attack until the parent closes our standard input, tell what was done."""
+    """Report the start, attack until the parent closes our standard input, report the totals."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**16)), hard))
     attack, addresses = ATTACKS[name], json.loads(addresses_json)

@@ -1,8 +1,7 @@
-"""Measure weightbus beside its limits and its peers: `python benchmarks/bench.py`.
+"""Measure weightbus, its limits and its peers: `python benchmarks/bench.py`.
 
-Every contender has processes of its own, all of a comparison are alive together and take turns,
-every round's bytes are checked, and what counts are the ratios. `docs/PERFORMANCE.md` explains how
-to read the result.
+Every contender has its own processes. The contenders of a comparison take turns, the bytes of every
+round are checked, and the ratios are the result. `docs/PERFORMANCE.md` explains how to read it.
 """
 
 import argparse
@@ -23,12 +22,12 @@ from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
 COSTS_SECONDS = 300.0
-PAUSE_MAX = 60.0  # seconds: after more, each publish is a first one
+PAUSE_MAX = 60.0  # seconds; after a longer pause, each publish is like the first
 WIDTH = 130  # characters
 
 
 def plans(arguments: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
-    """Return what the user wants measured, and which peers with it."""
+    """Return the plans that the user requested, each with its peers."""
     chosen, rounds = arguments.contenders, arguments.rounds
     peers = [name for name in chosen if contender.kind(name) == "peer"]
     if arguments.quick:
@@ -96,7 +95,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _names(text: str) -> list[str]:
-    """Return the contenders named, with the limits and weightbus that peers are held against."""
+    """Return the named contenders, and the limits and weightbus contenders to compare them with."""
     known, wanted = contender.names(), set(text.split(","))
     if wanted - set(known):
         unknown = ", ".join(sorted(wanted - set(known)))
@@ -111,7 +110,7 @@ def _names(text: str) -> list[str]:
 
 
 def measure_costs(shape: Shape) -> list[dict[str, Any]]:
-    """Measure memory and pauses over either transport, each in a process of its own."""
+    """Measure memory and pauses for each transport, in separate processes."""
     costs: list[dict[str, Any]] = []
     for transport in TRANSPORTS:
         with Process("costs", "costs", shape.text, transport) as process:
@@ -120,7 +119,7 @@ def measure_costs(shape: Shape) -> list[dict[str, Any]]:
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> list[Comparison]:
-    """Run all comparisons and print each as soon as it is there."""
+    """Run all comparisons, and print each result as soon as it exists."""
     base = [name for name in arguments.contenders if contender.kind(name) != "peer"]
     done: list[Comparison] = []
     with console.status("") as status:
@@ -133,7 +132,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> list[Comparison]
 
 
 def hold(arguments: argparse.Namespace, console: Console) -> int:
-    """Hold this checkout against another; return 1 if it is slower than the bound allows."""
+    """Compare this checkout with another; return 1 if it is slower than the bound allows."""
     lines: list[against.Held] = []
     with against.imported_from(arguments.against) as environment, console.status("") as status:
         for shape in arguments.sizes or [None]:

@@ -1,8 +1,8 @@
-"""Both sides of weightbus as a contender, over either of its transports.
+"""The publisher and the workers of the weightbus contenders, over TCP or shared memory.
 
-Workers on the publisher's host use shared memory unless one side declines it. Each contender
-names its transport, and every version proves which one it took: what came over the network was
-hashed, what was read from shared memory was not. So no number can stand under the wrong name.
+Workers on the publisher's host use shared memory unless one side declines it. Each contender names
+its transport, and each version is checked: a version over the network was hashed, and one from
+shared memory was not. So no result can have the name of the wrong transport.
 """
 
 import time
@@ -26,25 +26,25 @@ TRANSPORTS: tuple[Transport, ...] = ("network", "shared")
 
 
 class WrongTransport(Exception):  # noqa: N818 - the transport is wrong, and that is what happened
-    """A version came another way than the one that is measured."""
+    """A version used another transport than the measured one."""
 
 
 def transport_of(text: str) -> Transport:
-    """Return the transport of that name."""
+    """Return the transport with this name."""
     return next(transport for transport in TRANSPORTS if transport == text)
 
 
 class Bus:
-    """The publisher's side: applied whole and in place, and every worker answers.
+    """The publisher's side. A publish ends when every worker has applied the version in place.
 
     Args:
-        title: What it is called in tables.
-        module: The module whose `work` the workers run.
-        transport: How the bytes are to travel.
-        file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
-        resident: Whose models are resident.
-        arrays: Workers hold numpy arrays, and import no torch: many fit into a machine.
-        timed: Workers note how long readers are shut out.
+        title: Its name in tables.
+        module: The module that has the workers' function `work`.
+        transport: The transport to use.
+        file: Shared memory for one worker's tensors, if another process watches them.
+        resident: The sides that have resident models.
+        arrays: Workers have numpy arrays and do not import torch, so that many fit a machine.
+        timed: Workers record how long an apply blocks readers.
     """
 
     kind: Kind = "weightbus"
@@ -111,14 +111,14 @@ class Bus:
 
 
 def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
-    """Return a subscriber that has joined; with `hook`, it notes each version that it applies."""
+    """Return a subscriber that has joined; with `hook`, it records each applied version."""
     if not worker.told["arrays"]:
         import torch
 
         torch.set_num_threads(1)
     if file := worker.told["file"]:
         flat = reach(file, worker.model.shape.nbytes)
-        flat[:] = 0  # touched, as the memory of a model in use is
+        flat[:] = 0  # touch the pages, as in a model in use
         worker.model.rest_on(flat)
     worker.resident_before, worker.private_before = memory.resident(), memory.private()
     made = Subscriber(
@@ -145,7 +145,7 @@ def _target(worker: Worker) -> Mapping[str, Any]:
 
 def _timing(worker: Worker) -> Callable[[object], None]:
     def begin(_offer: object) -> None:
-        worker.approved = time.perf_counter()  # readers are shut out from here on, if any
+        worker.approved = time.perf_counter()  # from here on, readers are blocked
 
     return begin
 
@@ -163,7 +163,7 @@ def _transport(update: Update) -> Transport:
 
 
 def apply_for_ever(worker: Worker) -> None:
-    """Leave it to the background, without a hook, which has to run in a thread of its own."""
+    """Apply versions in the background, without a hook, which would need another thread."""
     with subscriber(worker, hook=False) as receiving:
         receiving.start()
 

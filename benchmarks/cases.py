@@ -1,4 +1,4 @@
-"""Which models are published to how many workers, and how often."""
+"""The cases of the benchmark: the sizes of models, the numbers of workers, and the rounds."""
 
 from .comparison import Plan
 from .model import Shape
@@ -9,25 +9,25 @@ WORKERS = (1, 2, 4)
 QUICK = (("256KiB/20", 2), ("200MiB/100", 1))
 QUICK_ROUNDS = 5
 QUICK_COSTS = "64MiB/40"
-QUICK_PEERS = ("gloo_flat", "ray_put")  # one of each transport, that starts soon
+QUICK_PEERS = ("gloo_flat", "ray_put")  # for each transport, one peer that starts fast
 
 COSTS = "200MiB/100"
-COUNTED = 10 * 2**20  # bytes of the models that differ in their number of tensors alone
+COUNTED = 10 * 2**20  # bytes of the models that differ only in their number of tensors
 COUNTS = tuple(f"10MiB/{count}" for count in (1, 10, 100, 1000, 10_000))
 COUNT_ROUNDS = 7
-# TorchRL's schemes hold an open file for each tensor: more than most systems allow by far.
+# TorchRL's schemes have an open file for each tensor: more than most systems allow.
 COUNT_PEERS = ("gloo_flat", "gloo_tensors", "zmq_pickle", "ray_put")
 
-# As trainers publish: after computing. Small models, as those pay most for what is in no cache.
+# Trainers compute between publishes. Small models suffer most from cold caches.
 COLD, COLD_WORKERS, COLD_SECONDS = "256KiB/20", (1, 4), 0.03
 COLD_ROUNDS, COLD_BURST = 30, 2
 
-# By size up to so many bytes: rounds, and publishes in a row in each. Small ones vary more.
+# By largest size in bytes: rounds, and publishes in each round. Small models' times vary more.
 EFFORT = ((2**20, 30, 5), (2**26, 15, 2), (2**40, 9, 1))
 
 
 def plan(shape: Shape, workers: int, rounds: int | None = None) -> Plan:
-    """Return how often to measure a size."""
+    """Return the plan for a size."""
     for nbytes, usual, burst in EFFORT:
         if shape.nbytes <= nbytes:
             return Plan(shape, workers, rounds or usual, burst)
@@ -35,16 +35,16 @@ def plan(shape: Shape, workers: int, rounds: int | None = None) -> Plan:
 
 
 def quick(rounds: int | None) -> list[Plan]:
-    """Return few cases."""
+    """Return a few fast cases."""
     return [plan(Shape.parse(text), workers, rounds or QUICK_ROUNDS) for text, workers in QUICK]
 
 
 def counts(rounds: int | None) -> list[Plan]:
-    """Return a model in ever more tensors, to one worker."""
+    """Return cases with one worker and models of more and more tensors."""
     return [plan(Shape.parse(text), 1, rounds or COUNT_ROUNDS) for text in COUNTS]
 
 
 def cold(rounds: int | None) -> list[Plan]:
-    """Return a small model, each of whose versions comes after some computing."""
+    """Return cases with a small model, in which the trainer computes before each version."""
     shape, rounds = Shape.parse(COLD), rounds or COLD_ROUNDS
     return [Plan(shape, workers, rounds, COLD_BURST, COLD_SECONDS) for workers in COLD_WORKERS]

@@ -1,14 +1,14 @@
-"""Measure every client beside the Python worker: `python benchmarks/clients.py [--against PATH]`.
+"""Compare every client with the Python worker: `python benchmarks/clients.py [--against PATH]`.
 
-One publisher, and for each language a worker that its conformance driver runs, with a model of its
-own; beside them the cost of the transport alone. All are alive together and take turns, one at a
-time. What counts is the time from the call of publish to that worker's `applied`, and the processor
-time of the worker's process, in ratio to the Python worker's in the same round: that of another
-checkout, if one is given. Every version proves which transport it took: what came over the network
-was hashed, what was read from shared memory was not. How late event loops are is seen afterwards,
-in workers of their own: the timers that tell it take time, too.
+There are one publisher and, for each language, a worker that the language's conformance driver
+runs, each with its own model; a contender measures the transport alone. They take turns. The
+results are the time from publish to the worker's `applied`, and the processor time of the worker's
+process, as ratios to the Python worker's in the same round (or to the Python worker of another
+checkout, if one is given). Each version is checked for its transport: over the network it was
+hashed, from shared memory it was not. The delays of event loops are measured afterwards, in
+separate workers, because the timers that measure them take time, too.
 
-All have keys where WEIGHTBUS_KEYS names a folder of `weightbus keygen DIR '*'`.
+All have keys if WEIGHTBUS_KEYS is a folder of `weightbus keygen DIR '*'`.
 """
 
 import argparse
@@ -47,14 +47,14 @@ from weightbus.tests.conformance.driver import Driver, Fault, Options
 from weightbus.tests.conformance.languages import Language, NotBuiltError, chosen
 
 SIZES = "256MiB/100,256KiB/20"
-EVENT_LOOPS = ("node",)  # whose drivers say how late it was
-PYTHON, BEFORE = "python", "python-before"  # the second is of another checkout
+EVENT_LOOPS = ("node",)  # languages whose drivers report the delays of their event loops
+PYTHON, BEFORE = "python", "python-before"  # the second is the worker of another checkout
 LIMIT: Mapping[Transport, str] = {"network": "raw_tcp", "shared": "fill_copy"}
 WIDTH = 120  # characters
 JOIN_SECONDS, ASK_SECONDS = 60.0, 60.0
-DRIVER_SECONDS = 1_800  # after which a driver ends, whatever becomes of us
-COPIES = 5  # of the model for each client: two at the publisher, three in the worker
-IDLE_SECONDS, IDLE_SHARE_MAX = 1.0, 0.3  # of a processor, for a worker to which nothing is sent
+DRIVER_SECONDS = 1_800  # after which a driver ends, even if this process has died
+COPIES = 5  # copies of each client's model: two at the publisher, three in the worker
+IDLE_SECONDS, IDLE_SHARE_MAX = 1.0, 0.3  # the largest processor share of an idle worker
 
 
 @dataclass
@@ -65,13 +65,13 @@ class Client:
         model: The id of its model.
         rounds: Seconds of every publish that counts, by round.
         cpu: Processor seconds of its process for each of them, by round.
-        delays: Milliseconds for which its event loop was late, where a driver says that.
-        busy: The share of a processor that it takes while nothing is sent to it.
+        delays: The delays of its event loop in milliseconds, if the driver reports them.
+        busy: Its processor share while it is idle.
     """
 
     model: str
     title: str
-    start: Callable[[str, bool], Driver]  # by its name, and whether it says how late its loop was
+    start: Callable[[str, bool], Driver]  # given its name, and whether to report delays
     driver: Driver
     rounds: list[list[float]] = field(default_factory=list[list[float]])
     cpu: list[list[float]] = field(default_factory=list[list[float]])
@@ -81,17 +81,17 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """Who takes part: a title, and the driver to start."""
+    """A participant: a title, and a function that starts its driver."""
 
     title: str
     command: list[str]
 
 
 def before_of(checkout: Path) -> Entrant:
-    """Return the Python client of another checkout, which has an environment of its own.
+    """Return the Python client of another checkout, which must have its own environment.
 
     Raises:
-        Fault: There is none, or it imports the package from elsewhere.
+        Fault: It has no environment, or the environment imports another package.
     """
     python = checkout.resolve() / ".venv" / "bin" / "python"
     asks = [str(python), "-c", "import weightbus; print(weightbus.__file__)"]
@@ -103,7 +103,7 @@ def before_of(checkout: Path) -> Entrant:
         raise Fault(
             f"{checkout}: no weightbus there, run `make .venv/installed`: {error}"
         ) from None
-    here = checkout.resolve()  # of an older one the root is the package
+    here = checkout.resolve()  # in older checkouts the root is the package
     if Path(done.stdout.strip()).resolve().parent not in (here / "src" / "weightbus", here):
         raise Fault(f"{python} imports {done.stdout.strip()}, not what is in {checkout}")
     driver = checkout.resolve() / "tests" / "conformance" / "python_driver.py"
@@ -113,7 +113,7 @@ def before_of(checkout: Path) -> Entrant:
 def entrants(
     languages: Sequence[Language], transport: Transport, before: Entrant | None
 ) -> dict[str, Entrant]:
-    """Return who can take a transport, by model."""
+    """Return the participants that support a transport, by model."""
     able = [x for x in languages if transport == "network" or "shared-memory" not in x.unsupported]
     here = {x.key: Entrant(x.title, x.command) for x in able}
     return here if before is None else {BEFORE: before, **here}
@@ -163,7 +163,7 @@ def started(
 
 @dataclass
 class Round:
-    """All clients of one transport, and its cost alone, ready to take turns."""
+    """All clients of one transport, and the transport alone, ready to take turns."""
 
     publisher: Publisher
     weights: Model
@@ -174,10 +174,10 @@ class Round:
     found: Result  # of the limit
 
     def publish(self, client: Client) -> float:
-        """Publish to one client; return the seconds until it had applied the version and said so.
+        """Publish to one client; return the seconds until its `applied`.
 
         Raises:
-            Fault: It has not, or the version took another transport.
+            Fault: It did not apply the version, or the version used another transport.
         """
         self.weights.advance()
         try:
@@ -201,13 +201,13 @@ class Round:
         return done.seconds
 
     def turn(self, client: Client) -> tuple[list[float], float]:
-        """Publish a burst to one client; return its seconds, and what each took of a processor."""
+        """Publish a burst to one client; return the seconds, and the processor seconds, of each."""
         before = processor_seconds(client.driver.pid)
         burst = [self.publish(client) for _ in range(self.plan.burst)]
         return burst, (processor_seconds(client.driver.pid) - before) / self.plan.burst
 
     def play(self, say: Callable[[str], None]) -> None:
-        """Let the clients take turns; another one begins each time."""
+        """Let the clients take turns; each round starts with another client."""
         for number in range(-WARM_UP, self.plan.rounds):
             at = number % len(self.clients)
             for client in [*self.clients[at:], *self.clients[:at]]:
@@ -221,7 +221,7 @@ class Round:
                 self.found.rounds.append(answer["seconds"])
 
     def look_at_event_loops(self) -> None:
-        """See how late they are, in a worker of its own each."""
+        """Measure the delays of event loops, each in a separate worker."""
         for client in (each for each in self.clients if each.model in EVENT_LOOPS):
             client.driver.stop()
             client.driver = client.start(f"{client.model}-loop", True)
@@ -232,21 +232,21 @@ class Round:
                     client.delays.clear()
 
     def look_while_idle(self) -> None:
-        """See which workers compute while they have nothing to do: that colors all numbers."""
+        """Measure which workers compute while idle: they would distort all results."""
         before = [processor_seconds(client.driver.pid) for client in self.clients]
-        time.sleep(IDLE_SECONDS)  # it is this second that is looked at
+        time.sleep(IDLE_SECONDS)  # the measured second
         for client, seconds in zip(self.clients, before, strict=True):
             client.busy = (processor_seconds(client.driver.pid) - seconds) / IDLE_SECONDS
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the time that a process has computed, in all of its threads."""
+    """Return the processor time of a process, in all of its threads."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 def table_of(played: Round) -> Table:
-    """Return the table for a person."""
+    """Return the results as a table."""
     shape, found = played.plan.shape, played.found
     base = next((c for key in (BEFORE, PYTHON) for c in played.clients if c.model == key), None)
     title = f"{shape.label} in {shape.tensors} tensors to one worker, {played.transport}"
@@ -269,12 +269,12 @@ def table_of(played: Round) -> Table:
 
 
 def spread(rounds: Sequence[Sequence[float]]) -> Spread:
-    """Return the spread of what all rounds had."""
+    """Return the spread of the values of all rounds."""
     return Spread.of([value for burst in rounds for value in burst])
 
 
 def shown(spread: Spread, scale: float = 1.0) -> str:
-    """Return a spread in words."""
+    """Return a spread as text."""
     low, median, high = (value * scale for value in (spread.low, spread.median, spread.high))
     return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
@@ -294,7 +294,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def built(languages: Sequence[Language], console: Console, *, build: bool) -> list[Language]:
-    """Return the languages whose drivers are there, and say which are not, and why."""
+    """Return the languages whose drivers exist; print the others, and why they are missing."""
     able: list[Language] = []
     for language in languages:
         try:
@@ -324,14 +324,14 @@ def measure(taking_part: Mapping[str, Entrant], planned: Plan, transport: Transp
         played = started(taking_part, planned, transport, stack)
         played.play(status.update)
         played.look_at_event_loops()
-        played.look_while_idle()  # only now: who has just joined may still be touching its memory
+        played.look_while_idle()  # only now: a worker that just joined may touch memory
         for client in played.clients:
             client.driver.stop()
     return played
 
 
 def report_on(played: Round, console: Console) -> None:
-    """Print what was found."""
+    """Print the results."""
     console.print(table_of(played))
     for client in played.clients:
         if client.delays:

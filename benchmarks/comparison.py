@@ -1,12 +1,11 @@
-"""Comparing contenders: all alive together, taking turns, round after round.
+"""Compare contenders, whose processes all exist at once and take turns in each round.
 
-Times drift on a shared machine, and by more than contenders differ. So each round holds every
-contender against the limit measured in that same round, and what is reported is the median of
-those ratios beside the median of the times.
+On a shared machine, times drift by more than contenders differ. So each round compares every
+contender with the limit that was measured in the same round. The results are the median of these
+ratios and the median of the times.
 
-Limits and weightbus are compared first. Then each peer has a comparison of its own, alone with the
-limit and weightbus over its transport, as peers that are all alive at once color each other's
-results.
+Limits and weightbus are compared first. Then each peer has its own comparison with the limit and
+weightbus over its transport, because peers whose processes exist at once affect each other.
 """
 
 import statistics
@@ -22,21 +21,21 @@ from .model import Shape
 from .process import Process
 from .trainer import COMPUTED_BYTES
 
-WARM_UP = 2  # rounds that are not counted: first versions touch fresh memory on both sides
+WARM_UP = 2  # rounds that do not count: the first versions touch new memory on both sides
 PUBLISH_SECONDS = 120.0
-PROCESS_BYTES = 150 * 2**20  # what a process takes before any model, with torch or without
-COPIES = 2  # of the model in each process, for the estimate of what fits
+PROCESS_BYTES = 150 * 2**20  # memory of a process without a model
+COPIES = 2  # copies of the model in each process, to estimate the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One comparison: a model, a number of workers, and how often.
+    """The parameters of one comparison.
 
     Attributes:
-        shape, workers: What is published, and to how many.
-        rounds: Turns that each contender gets and that count.
-        burst: Publishes in one turn.
-        pause: Seconds for which a trainer computes before each; 0: one comes right after another.
+        shape, workers: The size of the model, and the number of workers.
+        rounds: The number of turns of each contender that count.
+        burst: The number of publishes in one turn.
+        pause: Seconds for which a trainer computes before each publish.
     """
 
     shape: Shape
@@ -46,7 +45,7 @@ class Plan:
     pause: float = 0.0
 
     def bytes_needed(self, contenders: int) -> int:
-        """Return about how much memory it takes."""
+        """Return an estimate of the memory that the comparison needs."""
         each = COPIES * self.shape.nbytes + PROCESS_BYTES
         computed = COMPUTED_BYTES if self.pause else 0
         return round(contenders * ((1 + self.workers) * each + computed))
@@ -62,7 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarise some values, at least one."""
+        """Return the spread of at least one value."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -71,11 +70,11 @@ class Spread:
 
 @dataclass
 class Result:
-    """What one contender did in one comparison.
+    """The result of one contender in one comparison.
 
     Attributes:
         name, title, kind: The contender.
-        limit: What it is held against.
+        limit: The limit that it is compared with.
         first: Seconds of its very first publish; 0 if that was in an earlier comparison.
         rounds: Seconds of every publish that counts, by round.
         cpu: Processor seconds of the publisher's process for the same.
@@ -95,12 +94,12 @@ class Result:
         return Spread.of([seconds for burst in self.rounds for seconds in burst])
 
     def over(self, other: "Result") -> Spread:
-        """Return the spread of the ratios to another, round by round."""
+        """Return the spread of the ratios to another result, round by round."""
         return over(self.rounds, other.rounds)
 
 
 def after(pause: float) -> str:
-    """Say in tables what comes before a publish, unless that is another one."""
+    """Return the pause before a publish as text for tables; "" without a pause."""
     return f", after {pause * 1e3:g} ms" if pause else ""
 
 
@@ -116,12 +115,12 @@ def over(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> 
 
 @dataclass
 class Comparison:
-    """All results of one plan; none, and why, if it was left out.
+    """The results of one plan, or the reason why it was left out.
 
     Attributes:
-        peer: The peer whose comparison it is; empty if it is of limits and weightbus alone.
+        peer: The peer of the comparison; empty if it has only limits and weightbus.
         left_out: Why there are no results.
-        without: Contenders for which there was no memory, while there was for the others.
+        without: Contenders that were left out for lack of memory.
     """
 
     plan: Plan

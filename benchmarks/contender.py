@@ -1,17 +1,18 @@
-"""What is compared: a `Contender` moves a model to workers in processes of their own.
+"""The contenders of a comparison: a `Contender` moves a model to workers in separate processes.
 
-Each file in `contenders/` is one contender and holds both of its sides:
+Each file in `contenders/` is one contender and has both of its sides:
 
-    NEEDS     packages without which it is left out (they need not be weightbus's own)
+    NEEDS     packages without which it is left out
     PROGRAMS  programs without which it is left out, if it needs any
-    LIMIT     the contender that it is held against: the cost of its transport alone
+    LIMIT     the contender that it is compared with: the cost of its transport alone
     create()  returns the publisher's side
-    work()    is the worker's side: applies versions to `model` for ever, says "ready" once
-              (unless the system starts workers of its own)
+    work()    runs the worker's side: reports that it is ready, then applies versions to `model`
+              (missing if the system starts its own workers)
 
-It imports what it needs where it needs it, so that this list can be read without it.
+A file imports its packages inside functions, so that the list of contenders can be read without
+them.
 
-Another system is added by adding a file there.
+To add another system, add a file there.
 """
 
 import importlib
@@ -25,28 +26,28 @@ from .fleet import Worker
 from .model import Model
 
 FOLDER = Path(__file__).with_name("contenders")
-LIMITS = ("raw_tcp", "fill_copy")  # what others are held against: one for each transport
+LIMITS = ("raw_tcp", "fill_copy")  # what other contenders are compared with: one for each transport
 
 Kind = Literal["limit", "weightbus", "peer"]
 KINDS: tuple[Kind, ...] = ("limit", "weightbus", "peer")
 RIVALS = {"raw_tcp": "weightbus_receive", "fill_copy": "weightbus_shared"}  # over each transport
-RESIDENT = {"raw_tcp": "weightbus_resident"}  # the same with resident workers, counted apart
+RESIDENT = {"raw_tcp": "weightbus_resident"}  # weightbus with resident workers, counted separately
 
 
 class Contender(Protocol):
-    """A system that moves weights, seen from the publisher."""
+    """The publisher's side of a system that moves weights."""
 
     title: str
     kind: Kind
 
     def start(self, workers: int, model: Model) -> None:
-        """Start so many worker processes and wait until all could be published to."""
+        """Start worker processes, and wait until all are ready for versions."""
         ...
 
     def publish_once(self) -> float:
-        """Publish the model; return the seconds until every worker had applied it and said so.
+        """Publish the model; return the seconds until every worker has reported that it applied it.
 
-        What a user of the system would not have to do for each version is not timed.
+        Steps that a user of the system does not need for each version are not timed.
         """
         ...
 
@@ -91,10 +92,10 @@ def all_names() -> list[str]:
 
 
 def kind(name: str) -> Kind:
-    """Return what a contender is."""
+    """Return the description of a contender."""
     return load(name).create().kind
 
 
 def names(*kinds: Kind) -> list[str]:
-    """Return the contenders of these kinds (all, if none is named) that can run here."""
+    """Return the contenders of these kinds (default: all kinds) that can run here."""
     return [n for n in all_names() if not missing(n) and (not kinds or kind(n) in kinds)]

@@ -1,4 +1,4 @@
-"""Both sides of copying a model through shared memory: the limits of that transport."""
+"""Both sides of copying a model through shared memory, for the limits of that transport."""
 
 import time
 
@@ -10,12 +10,12 @@ from .shelf import reach, shelf
 
 
 class Copies:
-    """The publisher's side: fill, say go, and wait until every worker has copied.
+    """The publisher's side: fill the memory, start the workers, wait until all have copied.
 
     Args:
-        title: What it is called in tables.
-        module: The module whose `work` the workers run.
-        fill_counts: Whether filling the shared memory is timed.
+        title: Its name in tables.
+        module: The module that has the workers' function `work`.
+        fill_counts: Whether the time includes filling the shared memory.
     """
 
     kind: Kind = "limit"
@@ -50,7 +50,7 @@ class Copies:
 
 
 def copy_for_ever(worker: Worker) -> None:
-    """Copy whenever told to."""
+    """Copy each time the publisher starts it."""
     source = reach(worker.told["file"], worker.model.shape.nbytes)
     with Line(worker.told["port"]) as line:
         worker.ready.set()

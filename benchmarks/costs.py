@@ -1,7 +1,7 @@
-"""What a publish of weightbus costs besides time: memory on both sides, and who is kept waiting.
+"""Measure the memory of a publish on both sides, and the pauses of trainer and worker.
 
-Run as `python -m weightbus.benchmarks.costs SHAPE ROAD`: a fresh publisher process with one worker,
-so that nothing else is in the memory that is counted. Prints one line of JSON.
+Run as `python -m weightbus.benchmarks.costs SHAPE TRANSPORT`: a fresh publisher process with one
+worker, so that the counted memory has nothing else. Prints one line of JSON.
 """
 
 import statistics
@@ -21,7 +21,7 @@ ASYNC_ROUNDS = 7
 
 
 def measure(shape: Shape, transport: Transport) -> dict[str, Any]:
-    """Publish ten versions to one worker and count."""
+    """Publish ten versions to one worker, and return all measurements."""
     model = Model(shape, zeros=False)
     with shelf(shape.nbytes) as file, Process("watcher", "watcher", file, shape.text) as watcher:
         bus = Bus("weightbus", "weightbus_receive", transport, file)
@@ -41,8 +41,8 @@ def measure(shape: Shape, transport: Transport) -> dict[str, Any]:
 
 
 def _versions(bus: Bus, model: Model) -> dict[str, Any]:
-    """Publish; count the memory of the first version and of the last."""
-    bus.fleet.ask("memory")  # which makes it forget the peak
+    """Publish all versions; measure the memory of the first and of the last."""
+    bus.fleet.ask("memory")  # this resets the peak
     pid = bus.fleet.processes[0].pid
     memory.reset_peak()
     seconds: list[float] = []
@@ -63,14 +63,14 @@ def _versions(bus: Bus, model: Model) -> dict[str, Any]:
 
 
 def _pauses(bus: Bus) -> dict[str, Any]:
-    """Hold the worker's applies against plain copies of the same tensors in the same process."""
+    """Return the times of the worker's applies, and of plain copies of the same tensors."""
     (applies,) = bus.fleet.ask("pauses")
     copies = [bus.fleet.ask("memcpy")[0]["seconds"] for _ in range(VERSIONS)]
     return {"apply_seconds": applies["pauses"][1:], "worker_memcpy_seconds": copies[1:]}
 
 
 def _seen(bus: Bus, model: Model, watcher: Process) -> dict[str, Any]:
-    """Watch the worker's tensors change, in turns with plain copies into the same memory."""
+    """Measure how long the worker's tensors change, in turns with plain copies to them."""
     seen: list[float] = []
     copies: list[float] = []
     for _ in range(ASYNC_ROUNDS):
@@ -83,7 +83,7 @@ def _seen(bus: Bus, model: Model, watcher: Process) -> dict[str, Any]:
 
 
 def _returns(bus: Bus, model: Model) -> dict[str, Any]:
-    """Time how long `publish_async` keeps its caller, in turns with a plain copy of the model."""
+    """Measure how long `publish_async` takes, in turns with a plain copy of the model."""
     scratch, tensors = Model(model.shape, zeros=True), model.tensors
     returned: list[float] = []
     copied: list[float] = []

@@ -1,10 +1,10 @@
-"""Count what one publish takes on either side: `python benchmarks/counts.py [--against PATH]`.
+"""Count the work of one publish on both sides: `python benchmarks/counts.py [--against PATH]`.
 
 For each thread of the publisher's and of the first worker's process: processor time, wake-ups
 (voluntary context switches), and calls of functions, Python's and C's. For each process: system
-calls by name (if `strace` is installed), page faults, and blocks of memory that are left over.
-Counts depend on a machine's load far less than times do. Each way of counting slows what it
-counts, so each has processes of its own.
+calls by name (if `strace` is installed), page faults, and blocks of memory that are not freed.
+Counts depend on a machine's load much less than times do. Each way of counting slows the process
+down, so each has its own processes.
 """
 
 import argparse
@@ -30,14 +30,14 @@ MODEL, WARM_UP, SECONDS = "policy", 50, 120.0
 TRANSPORTS = {"tcp": False, "shared": True}
 CALLED = re.compile(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(\w+)$", re.MULTILINE)  # strace's
 
-# What a side does, in its own process.
+# The processes of both sides.
 
 
 class Side:
-    """One process, and what its threads have done since `mark`.
+    """Counts the work of a process and its threads since `mark`.
 
     Args:
-        calls: Count calls of functions, which slows everything else.
+        calls: Count calls of functions, which slows the process down.
     """
 
     def __init__(self, *, calls: bool) -> None:
@@ -52,13 +52,13 @@ class Side:
             self._calls[threading.get_native_id(), event] += 1
 
     def mark(self) -> Answer:
-        """Begin to count."""
+        """Start counting."""
         self._calls.clear()
         self._before = _now()
         return {}
 
     def told(self) -> Answer:
-        """Return what has been counted since."""
+        """Return the counts since `mark`."""
         calls, after, before = self._calls.copy(), _now(), self._before
         threads: Answer = {}
         for thread, (name, nanoseconds, switches) in after["threads"].items():
@@ -78,7 +78,7 @@ def _now() -> dict[str, Any]:
     names = {each.native_id: each.name for each in threading.enumerate()}
     threads: dict[int, tuple[str, int, int]] = {}
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             status, number = (task / "status").read_text(), int(task.name)
             [switches] = re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
             ran = int((task / "schedstat").read_text().split()[0])
@@ -89,7 +89,7 @@ def _now() -> dict[str, Any]:
 
 
 def publisher(arguments: argparse.Namespace) -> None:
-    """Publish, when asked."""
+    """Publish each time the parent asks."""
     import weightbus
 
     side = Side(calls=arguments.calls)
@@ -122,7 +122,7 @@ def publisher(arguments: argparse.Namespace) -> None:
 
 
 def worker(arguments: argparse.Namespace) -> None:
-    """Apply whatever comes."""
+    """Apply all versions."""
     import weightbus
 
     side = Side(calls=arguments.calls)
@@ -152,14 +152,14 @@ def _tensors(shape: Shape) -> dict[str, Any]:
     return {f"p{i}": np.zeros(size, np.float32) for i, size in enumerate(shape.elements())}
 
 
-# What asks the sides.
+# The parent process.
 
 
 @contextlib.contextmanager
 def _sides(
     arguments: argparse.Namespace, environment: dict[str, str], *flags: str
 ) -> Generator[tuple[Process, list[Process]]]:
-    """Yield a publisher and its workers, warm."""
+    """Yield a publisher and its workers after some publishes."""
     common = [
         *("--size", arguments.size.text, "--transport", arguments.transport),
         *("--wait", arguments.wait),
@@ -185,7 +185,7 @@ def _sides(
 def counted(
     arguments: argparse.Namespace, environment: dict[str, str], *flags: str
 ) -> dict[str, Answer]:
-    """Return what the publisher and the first worker count of themselves."""
+    """Return the counts of the publisher and of the first worker."""
     with _sides(arguments, environment, *flags) as (source, [first, *_]):
         asked = {"publisher": source, "worker": first}
         for side in asked.values():
@@ -197,7 +197,7 @@ def counted(
 def system_calls(
     arguments: argparse.Namespace, environment: dict[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return how often the publisher and the first worker call the system, by the call's name."""
+    """Return the numbers of system calls of the publisher and of the first worker, by name."""
     if shutil.which("strace") is None:
         return {}
     with _sides(arguments, environment) as (source, [first, *_]), contextlib.ExitStack() as stack:
@@ -220,11 +220,11 @@ def system_calls(
 
 @contextlib.contextmanager
 def _strace(pid: int, file: Path) -> Generator[subprocess.Popen[str]]:
-    """Yield a tracer that is there."""
+    """Run a tracer in this block."""
     words = ["strace", "-f", "-c", "-o", str(file), "-p", str(pid)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as tracer:  # noqa: S603
         assert tracer.stderr is not None
-        tracer.stderr.readline()  # that it is attached, and to how many threads
+        tracer.stderr.readline()  # it is attached, to a number of threads
         try:
             yield tracer
         finally:
@@ -233,7 +233,7 @@ def _strace(pid: int, file: Path) -> Generator[subprocess.Popen[str]]:
 
 
 def lines(arguments: argparse.Namespace, environment: dict[str, str]) -> Iterator[str]:
-    """Yield what one publish takes, in words."""
+    """Yield the counts of one publish as text."""
     plain = counted(arguments, environment)
     called = counted(arguments, environment, "--calls")
     system = system_calls(arguments, environment)
@@ -263,7 +263,7 @@ def lines(arguments: argparse.Namespace, environment: dict[str, str]) -> Iterato
 
 
 def main(words: Sequence[str]) -> int:
-    """Count for this checkout, and for another beside it; print both."""
+    """Count for this checkout and for another one; print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, built")
     parser.add_argument("--transport", choices=list(TRANSPORTS), help="one of them alone")

@@ -1,21 +1,21 @@
-"""Count what a version crosses on its way through the code: `python benchmarks/crossings.py`.
+"""Count the files and functions on a version's way through the code: `... crossings.py`.
 
-The way is from `publish()` until a worker that calls `receive()` has applied it, over the network
-and through shared memory, of a model of 4 KiB and of one of four chunks. Of each thread it tells:
+The way is from `publish()` until a worker that calls `receive()` has applied the version, over the
+network and through shared memory, for a model of 4 KiB and a model of four chunks. The counts of
+each thread are:
 
-    files      that it enters
-    functions  that it enters: code objects, comprehensions and lambdas aside
-    calls      of these: functions, methods, properties, what dataclasses generate, and each time
-               that a generator goes on; of this package's code alone (`counts.py` has all calls)
-    changes    of folder: calls and returns that leave one of python_client, bus and codecs for
-               another. Forth and back between the same two, over and over, counts once: that is a
-               loop, over chunks or fields.
+    files      that the thread enters
+    functions  that it enters: code objects except comprehensions and lambdas
+    calls      of functions, methods, properties and generated methods, and each continuation of a
+               generator; only in this package's code (`counts.py` has all calls)
+    changes    of folder: calls and returns from one of python_client, bus and codecs to another.
+               Repeated changes between the same two folders count once: they are a loop over chunks
+               or fields.
 
-Publisher and worker are in one process. A version is counted until all of its threads sleep. What
-comes to that by chance only adds to it: a timer, a second turn of a loop where one does for two
-messages. So the counts are the least of many versions, on a busy machine as well; of a model in
-one chunk, many versions have just these. `crossings.json` keeps them (`--write`), and a test fails
-if they rise.
+Publisher and worker are in one process. The count of a version ends when all threads sleep. Chance
+only adds to the counts: a timer, or a second turn of a loop that could handle two messages in one
+turn. So the result is the minimum over many versions, also on a busy machine. `crossings.json` has
+the counts (`--write`), and a test fails if they rise.
 """
 
 import argparse
@@ -34,17 +34,19 @@ from types import CodeType, FrameType
 from typing import Any, cast
 
 KEPT = Path(__file__).with_name("crossings.json")
-PYTHON = ".".join(map(str, sys.version_info[:2]))  # others compile to other calls
+PYTHON = ".".join(map(str, sys.version_info[:2]))  # other Python versions compile to other calls
 SECONDS = 60.0
 MODEL, CHUNKS, CHUNK_BYTES = "policy", 4, 2**20
 SIZES = {"4 KiB": 2**12, "four chunks": CHUNKS * CHUNK_BYTES}
 TRANSPORTS = ("network", "shared")
 CASES = tuple(f"{size}, {transport}" for size in SIZES for transport in TRANSPORTS)
-VERSIONS, LIMIT_SECONDS = 41, 45.0  # counted of each case, but for no longer
-# So much more is not a rise. How chunks share wake-ups is chance: hardly two versions are alike.
+VERSIONS, LIMIT_SECONDS = 41, 45.0  # versions of each case to count, and the time limit in seconds
+# Tolerance of the counts: which chunks share a wake-up is chance, so that versions differ.
 SLACK = {case: 1.08 if case == "four chunks, network" else 1.01 for case in CASES}
-WARM_SECONDS = 1.5  # more than a ping: only an answer to one proves that publishing reaches it
-SETTLED = 0.002  # in which nobody calls anything
+WARM_SECONDS = (
+    1.5  # longer than the interval of pings: only a pong proves that pushed messages arrive
+)
+SETTLED = 0.002  # seconds without any call
 
 FOLDERS = ("weightbus.python_client.", "weightbus.bus.", "weightbus.codecs.")
 MACHINE, SHELL = "weightbus.bus.worker.", "weightbus.bus.net."
@@ -58,11 +60,11 @@ Counted = dict[str, dict[str, int]]  # by thread, then by what is counted
 
 @dataclass
 class Trail:
-    """What one thread did for one version.
+    """The calls of one thread for one version.
 
     Attributes:
-        codes: How often it called each, in the order of the first call.
-        walk: The folders that it went through.
+        codes: The number of calls of each code object, in the order of first calls.
+        walk: The folders that it entered, in order.
     """
 
     codes: Counter[CodeType] = field(default_factory=Counter[CodeType])
@@ -79,7 +81,7 @@ class Trail:
         return {each for each in self.codes if each.co_name not in NOT_FUNCTIONS}
 
     def note(self, module: str, function: str) -> None:
-        """It is in that module now."""
+        """Record that the thread is now in a module."""
         folder = module.split(".")[1]
         if not self.walk or self.walk[-1][0] != folder:
             self.walk.append((folder, function))
@@ -89,20 +91,20 @@ Trails = dict[str, Trail]  # by thread
 
 
 class Tracer:
-    """Follows each thread through the package, as the profiler of all of them."""
+    """A profiler that records the calls of each thread in the package."""
 
     def __init__(self) -> None:
         self.on = False
         self.events = 0
         self.trails: Trails = {}
-        self.entries: Counter[str] = Counter()  # of the worker's machine, with a payload
+        self.entries: Counter[str] = Counter()  # methods of the worker's machine that get a payload
 
     def begin(self) -> None:
-        """Forget what was before."""
+        """Discard all earlier records."""
         self.trails, self.entries, self.on = {}, Counter(), True
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Take an event of the profiler."""
+        """Handle an event of the profiler."""
         c = event.startswith("c_")
         module = (getattr(argument, "__module__", None) or "") if c else _module(frame)
         if not module.startswith(FOLDERS):
@@ -127,17 +129,17 @@ class Tracer:
             self.entries[f"{_module(frame)}: {frame.f_code.co_qualname}"] += 1
 
     def settle(self) -> None:
-        """Wait until every other thread sleeps, and none has called anything for a moment.
+        """Wait until all other threads sleep, and none has made a call for a moment.
 
-        On a busy machine a thread that has something to do may not run for long: it does not sleep.
+        On a busy machine, a thread with work may not run for a while, although it does not sleep.
 
         Raises:
-            TimeoutError: They go on and on.
+            TimeoutError: The threads do not stop.
         """
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             before = self.events
-            time.sleep(SETTLED)  # in which a thread that waits for the interpreter has it
+            time.sleep(SETTLED)  # enough for a thread that waits for the interpreter to get it
             if self.events == before and _others_sleep():
                 return
         raise TimeoutError(f"the threads have not come to rest within {SECONDS:.0f} s")
@@ -148,7 +150,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _nearest(frame: FrameType | None) -> FrameType | None:
-    """Return where a thread is; what is not of the package belongs to who called it."""
+    """Return the module of a frame; code outside the package belongs to its caller."""
     while frame is not None and not _module(frame).startswith(FOLDERS):
         frame = frame.f_back
     return frame
@@ -165,7 +167,7 @@ def _others_sleep() -> bool:
 
 
 def is_payload(value: object) -> bool:
-    """Return whether a value is memory of a chunk, has it, or is a message with it."""
+    """Return whether a value is, or contains, the memory of a chunk."""
     if isinstance(value, (list, tuple)):
         return any(map(is_payload, cast("list[object]", value)))
     memory = value if isinstance(value, memoryview) else getattr(value, "view", None)
@@ -173,7 +175,7 @@ def is_payload(value: object) -> bool:
 
 
 def follow(case: str) -> Iterator[tuple[Trails, Counter[str]]]:
-    """Publish versions; yield what each thread did for each, and what entered the machine."""
+    """Publish versions; for each, yield the calls of each thread, and the machine's inputs."""
     import numpy as np
 
     import weightbus
@@ -197,7 +199,7 @@ def follow(case: str) -> Iterator[tuple[Trails, Counter[str]]]:
                 target=subscriber.receive, args=(SECONDS,), name="worker's user", daemon=True
             )
             user.start()
-            tracer.settle()  # it waits
+            tracer.settle()  # the thread waits
             tracer.begin()
             publisher.publish(MODEL, source, timeout=SECONDS)
             user.join(SECONDS)
@@ -210,7 +212,7 @@ def follow(case: str) -> Iterator[tuple[Trails, Counter[str]]]:
 
 
 def counts(trails: Iterable[Trail]) -> dict[str, int]:
-    """Return what these came to together."""
+    """Return the sum of the counts."""
     trails = list(trails)
     return {
         "files": len(set[str]().union(*(each.files for each in trails))),
@@ -221,7 +223,7 @@ def counts(trails: Iterable[Trail]) -> dict[str, int]:
 
 
 def folded(walk: Sequence[Step]) -> list[Step]:
-    """Return a walk in which forth and back between two folders, over and over, stands once."""
+    """Return a walk in which repeated changes between the same two folders are removed."""
     kept: list[Step] = []
     for step in walk:
         kept.append(step)
@@ -232,7 +234,7 @@ def folded(walk: Sequence[Step]) -> list[Step]:
 
 
 def least(found: Sequence[Counted]) -> Counted:
-    """Return the least of each count."""
+    """Return the minimum of each count."""
     return {
         name: {what: min(each[name][what] for each in found if name in each) for what in COUNTS}
         for name in dict.fromkeys(name for each in found for name in each)
@@ -240,18 +242,18 @@ def least(found: Sequence[Counted]) -> Counted:
 
 
 def risen(case: str, found: Counted, kept: dict[str, Counted]) -> list[str]:
-    """Return what there is more of than is kept."""
+    """Return the counts that are above the stored ones."""
     now, before = found[TOGETHER], kept[case][TOGETHER]
     return [what for what in COUNTS if now[what] > before[what] * SLACK[case]]
 
 
 def trace(case: str, versions: int, kept: dict[str, Counted] | None = None) -> dict[str, Any]:
-    """Follow versions; return the least that they came to, and the shortest in full.
+    """Trace versions; return the minimum counts, and the records of the shortest version.
 
     Args:
-        case: Which versions.
-        versions: How many, at most.
-        kept: Stop as soon as nothing has risen above this.
+        case: The transport and the model.
+        versions: The largest number of versions.
+        kept: Stop as soon as no count is above these.
     """
     import weightbus
 
@@ -290,7 +292,7 @@ def trace(case: str, versions: int, kept: dict[str, Counted] | None = None) -> d
 
 
 def read() -> tuple[str, dict[str, Counted]]:
-    """Return the counts that are kept, and of which Python they are."""
+    """Return the stored counts, and the version of Python to which they belong."""
     file = json.loads(KEPT.read_text())
     return file["python"], file["cases"]
 
@@ -298,7 +300,7 @@ def read() -> tuple[str, dict[str, Counted]]:
 def traced(
     environment: Mapping[str, str], case: str, versions: int = VERSIONS, *, until_kept: bool = False
 ) -> dict[str, Any]:
-    """Trace in a process of its own, which imports the package that the environment names."""
+    """Trace in a new process, whose environment determines the imported package."""
     words = ["--trace", case, "--versions", str(versions)] + ["--until-kept"] * until_kept
     done = subprocess.run(  # noqa: S603 - this very script
         [sys.executable, __file__, *words],
@@ -311,7 +313,7 @@ def traced(
 
 
 def lines(case: str, found: dict[str, Any], *, every: bool) -> Iterator[str]:
-    """Yield what a trace came to, in words."""
+    """Yield the results of a trace as text."""
     yield f"{case:24}" + "".join(f"{what:>10}" for what in COUNTS)
     for name, counted in found["counts"].items():
         yield f"  {name:22}" + "".join(f"{counted[what]:10}" for what in COUNTS)
@@ -327,7 +329,7 @@ def lines(case: str, found: dict[str, Any], *, every: bool) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Trace this checkout, and another beside it; print both."""
+    """Trace this checkout and another one; print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, built")
     parser.add_argument("--case", choices=CASES, action="append", help="can be repeated; else all")

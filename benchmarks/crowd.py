@@ -1,7 +1,7 @@
-"""What each of many workers costs the publisher: `... crowd SHAPE ROAD WORKERS ROUNDS`.
+"""Measure the publisher's processor time with many workers: `... crowd SHAPE TRANSPORT WORKERS ROUNDS`.
 
-Workers hold numpy arrays: 64 processes with torch would not fit into most machines, and it is the
-publisher whose processor time is counted. Prints one line of JSON.
+Workers have numpy arrays, because 64 processes with torch would not fit into most machines. Only
+the publisher's processor time is counted. Prints one line of JSON.
 """
 
 import sys
@@ -15,7 +15,7 @@ from .process import Answers
 
 
 def measure(shape: Shape, transport: Transport, workers: int, rounds: int) -> dict[str, Any]:
-    """Publish so often; return the publisher's processor seconds for each."""
+    """Publish `rounds` versions; return the publisher's processor seconds for each."""
     model = Model(shape, zeros=False)
     bus = Bus("weightbus", "weightbus_receive", transport, arrays=True)
     bus.start(workers, model)

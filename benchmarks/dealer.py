@@ -1,4 +1,4 @@
-"""A control connection of somebody who may come in: a flood or a probe says what it likes."""
+"""A control connection over which a flood or a probe can send any message."""
 
 import os
 import time
@@ -12,20 +12,20 @@ from weightbus.bus.trust import curve
 from weightbus.python_client.keys import worker_keys
 
 JOIN_SECONDS = 10.0
-RETRY_SECONDS = 0.25  # between two hellos, as workers have it
-UNREAD_BYTES = 4096  # of the kernel's buffer, where nothing is read
+RETRY_SECONDS = 0.25  # seconds between two hellos, as in workers
+UNREAD_BYTES = 4096  # bytes of the kernel's buffer of a connection that is not read
 
 
 class Dealer:
-    """One connection; it has the keys of the environment, if there are any.
+    """One connection, with the keys that the environment names, if any.
 
     Args:
         address: The publisher's control address.
-        name: As which it joins.
-        reads: Whether it is to read anything once it has joined.
+        name: The worker name with which it joins.
+        reads: Whether it reads messages after it has joined.
 
     Attributes:
-        sent: Bytes of messages.
+        sent: The bytes of all sent messages.
     """
 
     def __init__(self, address: str, name: str, *, reads: bool = True) -> None:
@@ -41,7 +41,7 @@ class Dealer:
         self._socket.connect(address)
 
     def say(self, message: Message) -> None:
-        """Send a message; it is lost if nobody is there, or nobody reads."""
+        """Send a message; it is dropped without a connection, or if the peer does not read."""
         body = encode(message)
         try:
             self._socket.send(body, zmq.NOBLOCK)
@@ -50,7 +50,7 @@ class Dealer:
         self.sent += len(body)
 
     def hear(self, seconds: float = 0.0) -> Message | None:
-        """Return the next message, if there is one in time."""
+        """Return the next message, or None if none arrives in time."""
         if not self._socket.poll(max(0, round(1000 * seconds))):
             return None
         return from_publisher(self._socket.recv_multipart())[0]
@@ -64,7 +64,7 @@ class Dealer:
         pid: int = 0,
         epoch: int = 0,
     ) -> Hello:
-        """Return what it says to join."""
+        """Return the hello."""
         return Hello(
             name=self.name,
             instance=self._instance,
@@ -75,10 +75,10 @@ class Dealer:
         )
 
     def join(self, model: str, seconds: float = JOIN_SECONDS) -> Welcome:
-        """Say hello until there is a welcome.
+        """Send hellos until a welcome arrives.
 
         Raises:
-            TimeoutError: There is none.
+            TimeoutError: No welcome arrived.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -91,5 +91,5 @@ class Dealer:
         raise TimeoutError(f"{self.name} has no welcome after {seconds:.0f} s")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._context.destroy(0)

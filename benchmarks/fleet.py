@@ -1,4 +1,4 @@
-"""The worker processes of one contender: starting them, checking their bytes, ending them."""
+"""Start the worker processes of a contender, check their bytes, and end them."""
 
 import json
 import queue
@@ -11,29 +11,30 @@ from typing import Any, NoReturn
 from .model import Model, Shape
 from .process import Answer, Conversation, Process, Spawned
 
-START_SECONDS = 120.0  # a busy host takes its time to import frameworks, in many processes at once
+START_SECONDS = 120.0  # many processes that import frameworks at once are slow on a busy host
 ANSWER_SECONDS = 60.0
 
 
 class WrongBytes(Exception):  # noqa: N818 - the bytes are wrong, and that is what happened
-    """A worker does not hold what was published."""
+    """A worker has other bytes than were published."""
 
 
 @dataclass
 class Worker:
-    """A worker process, from inside.
+    """The state of a worker process.
 
     Attributes:
-        index: Which of the workers it is, from 0.
-        model: What versions are to be applied to.
-        told: What the publisher's side wants it to know, such as an address.
-        inherited: What only a process's birth can hand over, where a contender needs that.
-        pauses: Seconds that each apply took, where the contender knows.
-        approved: When the latest version was about to be applied, if that is to be noted.
-        shut: Seconds that readers were then shut out, of each version.
-        transports: The ways that versions came by, where there are several.
-        resident_before, private_before: Bytes in memory before it had anything to do with the bus.
-        latest_road: Says which way the latest came by, for those that cannot note each.
+        index: The index of the worker, from 0.
+        model: The model to which versions are applied.
+        told: Settings from the publisher's side, such as an address.
+        inherited: Objects that can be passed only when a process is created, if needed.
+        pauses: The seconds of each apply, if the contender measures them.
+        approved: The time before the latest apply, if it is recorded.
+        shut: For each version, the seconds for which its apply blocked readers.
+        transports: The transports of all versions, if there are several.
+        resident_before, private_before: Bytes in memory before it used the bus.
+        latest_transport: Returns the latest version's transport, for workers that do not record
+            all.
         ready: To be set when versions can be published to this worker.
     """
 
@@ -51,13 +52,13 @@ class Worker:
     ready: threading.Event = field(default_factory=threading.Event)
 
     def for_ever(self) -> NoReturn:
-        """Leave the work to other threads; the process ends when the publisher's side does."""
+        """Sleep while other threads work; the process ends with the publisher's side."""
         while True:
             threading.Event().wait()
 
 
 def compare(digests: Sequence[int], model: Model) -> None:
-    """Raise `WrongBytes` unless each worker's bytes hash to what the model's do."""
+    """Raise `WrongBytes` unless the digest of each worker's bytes is the model's digest."""
     expected = model.digest()
     for index, digest in enumerate(digests):
         if digest != expected:
@@ -67,16 +68,16 @@ def compare(digests: Sequence[int], model: Model) -> None:
 
 
 class Fleet:
-    """The workers, from the publisher's side.
+    """The worker processes, as the publisher's side uses them.
 
     Args:
         contender: The name of the contender's module.
-        workers: How many.
-        shape: Of the model that each of them holds.
-        told: What they are told.
-        environment: Variables that they get.
-        inherit: What can only be handed over at birth, such as multiprocessing's queues: the
-            workers are spawned by multiprocessing then.
+        workers: The number of workers.
+        shape: The shape of each worker's model.
+        told: Settings for the workers.
+        environment: Additional environment variables.
+        inherit: Objects that can be passed only when a process is created, such as queues;
+            then multiprocessing spawns the workers.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class Fleet:
         self.processes = [start(index) for index in range(workers)]
 
     def wait_ready(self) -> None:
-        """Wait until every worker says that it can be published to."""
+        """Wait until every worker is ready for versions."""
         self.ask("ready", START_SECONDS)
 
     def ask(self, question: str, timeout: float = ANSWER_SECONDS) -> list[Answer]:
-        """Ask all workers the same and return their answers in order."""
+        """Send the same question to all workers, and return their answers in order."""
         for process in self.processes:
             process.tell(question)
         return list(self._answers(timeout))
@@ -119,6 +120,6 @@ class Fleet:
         compare([answer["digest"] for answer in self.ask("digest")], model)
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all workers."""
         for process in self.processes:
             process.stop()

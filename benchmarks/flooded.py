@@ -1,8 +1,8 @@
-"""A publisher that is flooded, and honest workers: `python -m weightbus.benchmarks.flooded SETUP`.
+"""The process of an attacked publisher, with honest workers: `... benchmarks.flooded SETUP`.
 
-It publishes on and on while others attack it, and notes how long each publish took until all honest
-workers had applied it. The publisher may be that of another language, in a process of its own: then
-what counts is the time that its receipts tell, since this process only hands it a file.
+It publishes continuously while others attack it, and records how long each publish took until all
+honest workers had applied the version. The publisher may be in another language and process: then
+the times are from its receipts, since this process only passes it a file.
 """
 
 import json
@@ -35,7 +35,7 @@ from .process import Answer, Answers
 
 PUBLISH_SECONDS = 10.0
 PAGE_TOKEN = "nobody-guesses-this"  # noqa: S105 - of a page that nobody is to see
-LINES_KEPT = 100_000  # of the log, in which a flood may not drown what else happens
+LINES_KEPT = 100_000  # lines of the log that are kept
 
 Language = Literal["python", "rust"]
 
@@ -45,13 +45,13 @@ class Setup:
     """The publisher that is attacked.
 
     Attributes:
-        language: Of the publisher.
-        shape, chunk_bytes: Of what it publishes.
-        workers: How many honest ones there are.
-        address: Where it listens.
-        pause: Seconds between two publishes, as a trainer has other things to do, too.
-        files: Descriptors that its process has open besides.
-        page: Whether it has a page.
+        language: The language of the publisher.
+        shape, chunk_bytes: The size of its model, and of a chunk.
+        workers: The number of honest workers.
+        address: The address that it listens on.
+        pause: Seconds between two publishes.
+        files: The number of additional open files of its process.
+        page: Whether it serves the dashboard page.
     """
 
     language: Language = "python"
@@ -65,7 +65,7 @@ class Setup:
 
     @property
     def text(self) -> str:
-        """The form in which a process is given it."""
+        """The setup as an argument of a process."""
         return json.dumps(asdict(self))
 
 
@@ -93,7 +93,9 @@ class Here(Bus):
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._model.arrays)
         self.publisher.wait_for_workers(self._workers, START_SECONDS, MODEL)
-        for _ in range(self._setup.files):  # last, as `select` takes the first 1024 alone
+        for _ in range(
+            self._setup.files
+        ):  # last, since `select` supports only the first 1024 descriptors
             self._undo.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
     def publish_once(self) -> float:
@@ -103,12 +105,12 @@ class Here(Bus):
         return time.perf_counter() - before
 
     def next_version(self) -> float:
-        """Publish a version that is all new; return how many seconds that took."""
+        """Publish a version with new values; return the seconds."""
         self._model.advance()
         return self.publish_once()
 
     def epoch(self) -> int:
-        """Return the publisher's epoch: that of a version which is published to no worker."""
+        """Return the publisher's epoch, from a version that is published to no worker."""
         return self.publisher.epoch
 
     def stop(self) -> None:
@@ -156,7 +158,7 @@ class Elsewhere(Here):
 
 
 class Log(logging.Handler):
-    """The publisher's log, of which it keeps so many lines."""
+    """The publisher's log, which has a limited number of lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +173,7 @@ class Log(logging.Handler):
             self._lines.append(line)
 
     def take(self) -> list[str]:
-        """Return the lines since this was called last."""
+        """Return the lines since the last call."""
         self.acquire()
         try:
             lines, self._lines = self._lines, []
@@ -181,14 +183,14 @@ class Log(logging.Handler):
 
 
 class Flooded:
-    """The publisher's process, from inside."""
+    """Answers questions in the publisher's process."""
 
     def __init__(self, setup: Setup) -> None:
         self._pause, self._language = setup.pause, setup.language
         self._log = Log()
         LOGGER.addHandler(self._log)
         LOGGER.setLevel(logging.INFO)
-        LOGGER.propagate = False  # the last lines of the table are for what broke
+        LOGGER.propagate = False  # the last lines are for errors
         self._bus = Here(setup) if setup.language == "python" else Elsewhere(setup)
         self._bus.start_all()
         self._joined = set(self._bus.flooded.workers())
@@ -200,17 +202,17 @@ class Flooded:
         threading.Thread(target=self._publish_for_ever, daemon=True).start()
 
     def addresses(self) -> Answer:
-        """Tell where to attack, and whom to look at."""
+        """Return the addresses to attack, and the processes to measure."""
         bus, publisher = self._bus, self._bus.flooded
         addresses = {"control": publisher.address, "data": publisher.data_address, "page": bus.page}
         return {**addresses, "pid": bus.pid}
 
     def seconds(self) -> Answer:
-        """Tell how publishes went since this was asked last.
+        """Return the results of publishes since the last call.
 
         Returns:
-            How long each took; what the last one lacked that did not reach all workers in time;
-            and, if the publisher has ended, its last words.
+            The time of each; what the last publish lacked that did not reach all workers in time;
+            and, if the publisher has ended, its error.
         """
         with self._turn:
             seconds, self._seconds = self._seconds, []
@@ -218,7 +220,7 @@ class Flooded:
             return {"seconds": seconds, "failed": failed, "ended": self._ended}
 
     def check(self) -> Answer:
-        """Publish once more; raise unless all honest workers have the model's very bytes then.
+        """Publish once more; raise an error unless all honest workers then have the model's bytes.
 
         Returns:
             The names of all workers that have ever joined, and the publisher's epoch.
@@ -231,7 +233,7 @@ class Flooded:
             return {"joined": sorted(self._joined), "epoch": self._bus.epoch()}
 
     def log(self) -> Answer:
-        """Tell what the publisher has logged since this was asked last."""
+        """Return the publisher's log lines since the last call."""
         return {"lines": self._log.take()}
 
     def stop(self) -> None:
@@ -242,7 +244,7 @@ class Flooded:
     def _note(self, event: WorkerEvent) -> None:
         if event.kind == "joined":
             self._joined.add(event.worker)
-        if self._language != "python":  # whose events are its log
+        if self._language != "python":  # whose events are the log
             self._log.keep(event.text)
 
     def _publish_for_ever(self) -> None:

@@ -1,14 +1,13 @@
-"""Flood a publisher in every way we know and say what it costs: `python benchmarks/floods.py`.
+"""Flood a publisher in all known ways and measure the effect: `python benchmarks/floods.py`.
 
-Before each flood the bus is calm for a while; then come the flood, and a time in which it is over.
-Memory is held against the most that it was in the calm before, and the honest workers' publishes
-against all calm times of the run. A worker pings all the while; and where it is said, others join
-one after another. Choose floods with `--only hellos,topics`. A broken bound ends with status 1.
-With `--keys` the publisher and its workers have keys, and whoever floods has none, but for those
-floods that are an allowed worker's. `--publisher rust` floods the core's publisher, whose driver is
-built before: `make -C rust_client driver`. A publisher that ends is replaced for the next flood;
-`--only noise --seconds 600` says after how long noise ends it. On a busy host give the attackers
-`--nice 0`: a flood that waits for a processor is none.
+Each flood has three parts: a calm time, the flood, and a time after it. The memory is compared with
+its peak in the calm time, and the honest workers' publishes with all calm times of the run. A
+worker pings all the time; in some floods, other workers join one after another. Choose floods with
+`--only hellos,topics`. If a bound is broken, the status is 1. With `--keys` the publisher and its
+workers have keys; the attackers have none, except in floods by an allowed worker. `--publisher
+rust` floods the publisher in Rust, whose driver must be built: `make -C rust_client driver`. A
+publisher that ends is replaced for the next flood; `--only noise --seconds 600` measures after how
+long noise ends it. On a busy host use `--nice 0`, so that the attackers get processor time.
 """
 
 import argparse
@@ -37,30 +36,30 @@ from weightbus.benchmarks.process import Process, ProcessError
 from weightbus.benchmarks.report import print_machine
 from weightbus.benchmarks.victim import ANSWER_SECONDS, EndedError, Victim, keys_for_all
 
-LATER_SECONDS = 10.0  # after a flood, until memory is looked at again
-TIMES_BASE = 3.0  # the honest workers' 99th percentile over that of calm times
+LATER_SECONDS = 10.0  # seconds after a flood until memory is measured again
+TIMES_BASE = 3.0  # bound of the honest workers' 99th percentile over the calm times'
 JOINS, JOIN_SECONDS = 10, 1.0
-LOOK_SECONDS = 1.0  # between two looks at whether it lives
-WAITED_MAX = 0.8  # of the time that the attacker waits for a processor
-LEAP_MS = 86_400_000  # that an epoch may be ahead of this host's clock: a day
+LOOK_SECONDS = 1.0  # seconds between two checks whether the publisher lives
+WAITED_MAX = 0.8  # largest share of the time in which the attacker waits for a processor
+LEAP_MS = 86_400_000  # how far an epoch may be ahead of this host's clock: a day
 WIDTH = 150
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a flood did.
+    """The results of a flood.
 
     Attributes:
-        setup: Whom it was done to.
-        began: When it began.
-        calm, flooded: Seconds of each publish, before and meanwhile.
-        peak, later: Bytes over base: the most, and at the end.
-        cpu: Cores that the publisher's process took.
+        setup: The attacked publisher.
+        began: When the flood started.
+        calm, flooded: The seconds of each publish before and during the flood.
+        peak, later: Bytes above the base: the peak, and at the end.
+        cpu: The number of cores that the publisher's process used.
         sent, dialled: Bytes and connections of the attacker.
-        waited: The share of the time that the attacker waited for a processor.
-        pong: Seconds of the longest answer to a ping.
-        joined: Of each worker that was to join, whether it was in.
-        wrong: What else must not be, in words.
+        waited: The share of the time in which the attacker waited for a processor.
+        pong: The longest time for an answer to a ping, in seconds.
+        joined: For each worker that tried to join, whether it succeeded.
+        wrong: Texts about other faults.
     """
 
     name: str
@@ -129,7 +128,7 @@ def _attack(victim: Victim, outcome: Outcome, seconds: float, nice: int) -> None
 
 
 def _pass(victim: Victim, seconds: float, outcome: Outcome) -> list[float]:
-    """Let so much time pass; return how long publishes took meanwhile."""
+    """Wait for some seconds; return the times of publishes during the wait."""
     found: list[float] = []
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -153,7 +152,7 @@ def _unheard(lines: list[str], count: int) -> list[str]:
 
 @contextlib.contextmanager
 def _limited(pid: int, soft: int) -> Generator[None]:
-    """Limit the descriptors of another process meanwhile, unless that is 0."""
+    """Limit the descriptors of another process in this block; 0: no limit."""
     before, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     if soft:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
@@ -177,7 +176,7 @@ def _percentile(seconds: list[float], percent: int) -> float:
 
 
 def broken(outcome: Outcome) -> list[str]:
-    """Return which bounds were broken that need no other flood to compare with, in words."""
+    """Return texts about broken bounds that do not depend on other floods."""
     attack = ATTACKS[outcome.name]
     found = list(outcome.wrong)
     if outcome.waited > WAITED_MAX:
@@ -194,7 +193,7 @@ def broken(outcome: Outcome) -> list[str]:
 
 
 def misses(outcome: Outcome, base: list[float]) -> list[str]:
-    """Return which bounds were broken, in words."""
+    """Return texts about all broken bounds."""
     found = broken(outcome)
     if len(outcome.flooded) < 2:
         found += [] if outcome.wrong else ["nothing was published"]
@@ -204,7 +203,7 @@ def misses(outcome: Outcome, base: list[float]) -> list[str]:
 
 
 def table_of(outcomes: list[Outcome], base: list[float]) -> Table:
-    """Return the table of the floods of one setup, for a person."""
+    """Return the table of the floods of one setup."""
     setup = outcomes[0].setup
     table = Table(title=f"{setup.shape}, {setup.workers} honest workers", title_justify="left")
     table.add_column("flood")
@@ -267,7 +266,7 @@ def _floods(text: str) -> list[str]:
 
 
 def measure(names: list[str], given: argparse.Namespace) -> list[Outcome]:
-    """Measure floods, each of a publisher that the ones before have left as it was."""
+    """Measure floods one after another, of the same publisher as long as it lives."""
     console = Console(stderr=True)
     outcomes: list[Outcome] = []
     names = sorted(names, key=lambda name: list(_setups()).index(ATTACKS[name].setup))
@@ -287,7 +286,7 @@ def measure(names: list[str], given: argparse.Namespace) -> list[Outcome]:
 
 
 def _settle(victim: Victim, seconds: float) -> None:
-    """Let a while pass: the first versions touch fresh memory."""
+    """Wait until the first versions, which touch new memory, have been published."""
     with contextlib.suppress(EndedError):
         _pass(victim, seconds, Outcome("", victim.setup))
 

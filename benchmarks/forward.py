@@ -1,8 +1,8 @@
-"""A forward pass of a resident model beside one of an ordinary model: `... forward KIND ROUNDS`.
+"""Compare forward passes of a resident and an ordinary model: `... forward KIND ROUNDS`.
 
-The kinds differ in where the resident model's memory begins, and in whether the kernel was asked
-for huge pages. Both models are in one process and take turns; before each round both get new
-values, the resident one by an exchange of pages, as in a worker. Prints one line of JSON.
+The kinds differ in the alignment of the resident model's memory, and in the use of huge pages. Both
+models are in one process and take turns. Before each round both get new values; the resident model
+gets them by an exchange of pages, as in a worker. Prints one line of JSON.
 """
 
 import mmap
@@ -24,12 +24,12 @@ from .comparison import WARM_UP
 from .process import Answers
 
 DEPTH, BATCH = 12, 8
-WIDTH = 2048  # with so many layers 192 MiB of float32, which no cache holds
-PASSES = 9  # of each model in a round, of which the median counts
+WIDTH = 2048  # number of layers; they have 192 MiB of float32, more than a cache
+PASSES = 9  # passes of each model in a round, of which the median counts
 
 
 def measure(kind: str, rounds: int, width: int = WIDTH) -> dict[str, Any]:
-    """Return the seconds of a forward pass of either model, round by round."""
+    """Return the seconds of a forward pass of each model, round by round."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     beginning, _, huge = kind.partition(", ")
@@ -60,7 +60,7 @@ def _model(width: int) -> nn.Module:
 
 
 def _passes(models: dict[str, nn.Module], inputs: torch.Tensor) -> dict[str, float]:
-    """Return the processor seconds of one pass of each, which take turns."""
+    """Return the processor seconds of one pass of each model, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in models}
     with torch.no_grad():
         for _ in range(PASSES):
@@ -72,7 +72,7 @@ def _passes(models: dict[str, nn.Module], inputs: torch.Tensor) -> dict[str, flo
 
 
 def _lie(multiple: int, *, huge: bool) -> None:
-    """Let all memory that is exchanged begin at such a multiple, and at no larger one."""
+    """Align exchanged memory to a multiple of `alignment`, but to no larger power of two."""
 
     def memory_of(nbytes: int) -> NDArray[np.uint8]:
         mapping = pages.Pages(max(nbytes, pages.TABLE_BYTES))

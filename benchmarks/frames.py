@@ -1,15 +1,16 @@
-"""Frames a second of a collector of two processes, ours beside TorchRL's own scheme.
+"""Compare the frames per second of collectors with weightbus's scheme and with TorchRL's scheme.
 
 `python benchmarks/frames.py` makes one `MultiSyncCollector` with `MultiProcessWeightSyncScheme` of
-weightbus and one with TorchRL's, lets them collect in turn, a slice of time each, and prints the
-medians over all slices, and over the ratios of neighbouring slices:
+weightbus and one with TorchRL's, each with two processes. They collect in turns, for a slice of
+time each. The program prints the medians over all slices, and over the ratios of neighbouring
+slices:
 
-    small        a policy of one weight, never updated: what guards each forward pass costs
-    small, 20ms  an update is asked for every 20 ms
-    8 MB, 20ms   the same, of a policy of 8 MB
+    small        a policy of one weight without updates: the cost of the lock of each forward pass
+    small, 20ms  an update is requested every 20 ms
+    8 MB, 20ms   the same, with a policy of 8 MB
 
-Both collectors live in one run, since the speed of a shared machine drifts by more within a minute
-than the schemes differ. The collector that waits its turn collects nothing.
+Both collectors are in one run, since the speed of a shared machine drifts by more within a minute
+than the schemes differ. The collector that waits for its turn collects nothing.
 
 With TorchRL's scheme a frame may see a part of an update. `tests/training/torchrl_tearing.py`
 counts those.
@@ -32,7 +33,7 @@ from typing import Any
 
 SECONDS = 1.0  # of one slice
 WARM_UP_BATCHES = 3
-PAUSE = 0.02  # between two updates that are asked for
+PAUSE = 0.02  # seconds between two requested updates
 FRAMES = 40  # in a batch of one worker
 OURS, THEIRS = "weightbus.torchrl", "torchrl.weight_update"
 CASES = {"small": (False, False), "small, 20ms": (False, True), "8 MB, 20ms": (True, True)}
@@ -66,7 +67,7 @@ class Collecting:
             next(self._batches)
 
     def measure(self, seconds: float) -> tuple[float, float]:
-        """Collect for some seconds; return the frames and the updates a second."""
+        """Collect for some seconds; return the frames and the updates per second."""
         ended = threading.Event()
         thread = threading.Thread(target=self._update, args=(ended,), name="updating")
         updates = self._updates
@@ -96,11 +97,11 @@ class Collecting:
 
 
 def compare(case: str, starts: int, rounds: int, seconds: float) -> str:
-    """Let both collectors collect in turn; return the line of a case."""
+    """Let both collectors collect in turns; return the line of a case."""
     pairs: list[Pair] = []
     medians: list[float] = []  # of the ratios of each start
     for start in range(starts):
-        # a process keeps for its life what it got at its start, such as the layout of its memory
+        # new processes for each start: a process keeps its memory layout
         ours, theirs = Collecting(OURS, case), Collecting(THEIRS, case)
         try:
             found = [_pair(ours, theirs, seconds, start + number) for number in range(rounds)]

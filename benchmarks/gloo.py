@@ -1,7 +1,7 @@
-"""What the contenders over torch.distributed's gloo share: a process group, and acknowledgements.
+"""The base of contenders over torch.distributed's gloo: a process group, and acknowledgements.
 
-`broadcast` returns on either side when the bytes are there, and tells the publisher nothing of the
-others; so each worker says over a line of its own when it has applied a version.
+`broadcast` returns on each side when its own bytes are sent or received. So each worker reports
+over a separate connection (`line.py`) that it has applied a version.
 """
 
 import os
@@ -14,17 +14,19 @@ from .fleet import START_SECONDS, Fleet, Worker
 from .line import Line, Lines
 from .model import Model
 
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}  # or it looks the host's name up, which need not exist
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo"
+}  # otherwise gloo looks up the host's name, which may not exist
 START = timedelta(seconds=START_SECONDS)
 FOREVER = timedelta(days=1)
 
-# What a broadcast raises in the others when one process ends, as they do one by one. Their lines
-# close then, and a publisher that was waiting says so.
+# What a broadcast raises in the other processes when one process ends. Then their connections
+# close, and a publisher that waits raises an error.
 BROKEN_OFF = (RuntimeError,)
 
 
 class Gloo(ABC):
-    """The publisher's side, rank 0; how the tensors are broadcast is for the contender to say."""
+    """The publisher's side, rank 0; the contender defines how to broadcast the tensors."""
 
     title: str
     module: str
@@ -56,7 +58,7 @@ class Gloo(ABC):
         return time.perf_counter() - before
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """Do what is done once."""
+        """Prepare the broadcasts, once."""
 
     @abstractmethod
     def broadcast(self) -> None:
@@ -74,7 +76,7 @@ class Gloo(ABC):
 
 
 def join(worker: Worker) -> Line:
-    """Join the process group; return the line for acknowledgements."""
+    """Join the process group; return the connection for acknowledgements."""
     import torch
     from torch import distributed
 

@@ -1,4 +1,4 @@
-"""What weightbus is to achieve: one line for each number, with the bound it must keep to."""
+"""The targets of weightbus: the bounds of each measured number."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,16 +24,16 @@ PEERS_SHARED = ("ray_put", "torch_rpc_local", "torchrl_process", "torchrl_shared
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One number, measured, beside what it must be and what would be good.
+    """One measured number and its bounds.
 
     Attributes:
         row: The row of the table that it belongs to.
         what: What was measured.
-        workers: To how many workers; 0 where that is not a question.
+        workers: The number of workers; 0 if it does not matter.
         measured: Median and quartiles, over rounds or starts.
-        must, reach: The bounds; None where there is no such bound.
+        must, reach: The bound to keep, and the goal; None if there is none.
         better: Whether less or more is better.
-        unit: What is counted: a ratio, or what else.
+        unit: The unit of the number; a ratio has none.
     """
 
     row: str
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Which of its bounds the median keeps to."""
+        """The bounds that the median keeps."""
         if self.reach is not None and self._keeps(self.reach):
             return "reached"
         if self.must is None:
@@ -59,7 +59,7 @@ class Line:
         return median <= bound if self.better == "less" else median >= bound
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a file of results holds of it."""
+        """Return the line as an entry of a file of results."""
         return {**asdict(self), "verdict": self.verdict}
 
 
@@ -69,8 +69,8 @@ class Goal:
 
     Attributes:
         row, what: As in `Line`.
-        shape: Which of the models.
-        workers: To how many workers.
+        shape: The shape of the model.
+        workers: The number of workers.
         mine, other: The contenders; the ratio is of the first to the second.
         better, must, reach: As in `Line`.
     """
@@ -129,7 +129,7 @@ GOALS: tuple[Goal, ...] = (
         "shared memory over fill + copy",
         ("weightbus_shared", "fill_copy"),
         "less",
-        (0.99, 1.08, 1.00),  # no worse than it was: the upper quartiles of that run
+        (0.99, 1.08, 1.00),  # no worse than before: the upper quartiles of an earlier run
         (0.85, 0.85, 0.85),
     ),
     *_faster("ray", "ray_put", (1.05, 1.15, 1.05), (1.5, 1.4, 1.3)),

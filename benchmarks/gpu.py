@@ -1,8 +1,8 @@
-"""What it costs to publish from a GPU, and to apply to one: `python benchmarks/gpu.py [--quick]`.
+"""Measure publishing from a GPU and applying to a GPU: `python benchmarks/gpu.py [--quick]`.
 
-Each row alternates what is measured with the limit that it is held against, and prints the median
-of their ratio, and of each. A row has passed if that is at most what it must be. Without a GPU that
-torch can use, it says so and ends.
+Each row measures an operation and its limit in turns, and prints the median of their ratio and of
+each time. A row passes if the ratio is within its bound. Without a GPU that torch can use, the
+program says so and ends.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from rich.table import Table
 from weightbus import Publisher, Settings, Subscriber
 
 MODEL, SECONDS = "policy", 120.0
-BESIDE = 1.15, 1.05  # of one copy of pinned memory
-STEPS = 3  # of training, in one measurement
+BESIDE = 1.15, 1.05  # bounds of the ratio to one copy of pinned memory
+STEPS = 3  # steps of training in one measurement
 GIB = 2**30
 HERE = Settings(device_copy=False)
 SECOND = Settings(device_copy=True)
 NETWORK = Settings(shared_memory=False)
 
-Bounds = tuple[float, float] | None  # what a ratio must be at most, and what is to be reached
-Timed = Callable[[], float]  # does something once; returns how many seconds that took
+Bounds = tuple[float, float] | None  # the largest allowed ratio, and the goal
+Timed = Callable[[], float]  # does something once, and returns the seconds that it took
 
 
 class Rows:
-    """What was measured."""
+    """The rows of the result."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -48,7 +48,7 @@ class Rows:
     def add(
         self, name: str, ours: Timed, limit: Timed, bounds: Bounds = None, rounds: int = 7
     ) -> None:
-        """Measure one against the other."""
+        """Measure an operation and its limit in turns, and add a row."""
         for warm_up in (ours, limit):
             warm_up()
         pairs = [(ours(), limit()) for _ in range(rounds)]
@@ -62,7 +62,7 @@ class Rows:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Return how long a call takes, and all that it has begun on the device."""
+    """Return how long a call takes, with all work that it starts on the device."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
     call()
@@ -83,18 +83,18 @@ def weights_of(nbytes: int, tensors: int, device: str = "cuda") -> dict[str, tor
 
 
 def crossing(nbytes: int, direction: str) -> Timed:
-    """Return one copy of pinned memory."""
+    """Return a function that copies pinned memory once."""
     here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     on_device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     to, from_ = (here, on_device) if direction == "out" else (on_device, here)
     return lambda: timed(lambda: to.copy_(from_, non_blocking=True))
 
 
-# In a process of its own.
+# Worker processes.
 
 
 class Remote:
-    """A process that does what it is told, one thing after another."""
+    """A process that executes one command after another."""
 
     def __init__(self, kind: Callable[..., Any], *about: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -104,22 +104,22 @@ class Remote:
         theirs.close()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Have it begin."""
+        """Send a command."""
         self._ours.send((name, arguments))
 
     def answer(self) -> Any:
-        """Return what came of it."""
+        """Return the result of the last command."""
         if not self._ours.poll(SECONDS):
             raise TimeoutError("the other process does not answer")
         return self._ours.recv()
 
     def do(self, name: str, *arguments: Any) -> Any:
-        """Have it do something, and wait."""
+        """Send a command, and return its result."""
         self.tell(name, *arguments)
         return self.answer()
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         with contextlib.suppress(OSError):
             self._ours.send(None)
         self._process.join(20.0)
@@ -138,7 +138,7 @@ def _serve(connection: Connection, kind: Callable[..., Any], about: tuple[Any, .
 
 
 class Worker:
-    """A worker with a model on the GPU, or in this process's memory."""
+    """A worker with a model on the GPU or in host memory."""
 
     def __init__(self, address: str, nbytes: int, tensors: int, device: str = "cuda") -> None:
         self.target = weights_of(nbytes, tensors, device)
@@ -147,7 +147,7 @@ class Worker:
         self.updates: list[float] = []
 
     def apply(self) -> float:
-        """Apply the next version; return how long that took."""
+        """Apply the next version; return the seconds that it took."""
         update = self.worker.receive(SECONDS)
         if update is None:
             raise TimeoutError("no version came")
@@ -155,7 +155,7 @@ class Worker:
         return update.seconds
 
     def many(self, count: int) -> tuple[bool, int]:
-        """Apply until that version; return whether nothing has moved, and the memory in use."""
+        """Apply up to a version; return whether tensors kept their addresses, and the memory."""
         version = 0
         while version < count:
             update = self.worker.receive(SECONDS)
@@ -170,7 +170,7 @@ class Worker:
         self.worker.close()
 
     def within(self) -> float:
-        """Copy as many bytes on the device."""
+        """Copy the same number of bytes on the device."""
         flat = [each.view(torch.uint8) for each in self.target.values()]
         size = sum(each.numel() for each in flat)
         if not hasattr(self, "pair"):
@@ -178,12 +178,12 @@ class Worker:
         return timed(lambda: self.pair[0].copy_(self.pair[1]))
 
     def sums(self) -> list[int]:
-        """Return what tells the bytes."""
+        """Return checksums of the bytes."""
         return [int(each.view(torch.int16).long().sum()) for each in self.target.values()]
 
 
 class Follower:
-    """A worker in this process's memory, which applies what comes."""
+    """A worker in host memory, which applies all versions in the background."""
 
     def __init__(self, address: str, shapes: dict[str, tuple[int, ...]]) -> None:
         target = {name: torch.zeros(s, dtype=torch.bfloat16) for name, s in shapes.items()}
@@ -195,7 +195,7 @@ class Follower:
         self.count += 1
 
     def applied(self) -> int:
-        """Return how many versions it has applied."""
+        """Return the number of applied versions."""
         return self.count
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ def pair(
 
 
 def snapshots(rows: Rows, nbytes: int) -> None:
-    """Publish from the device, to nobody."""
+    """Measure publishing from the device without workers."""
     weights, limit = weights_of(nbytes, 64), crossing(nbytes, "out")
     for few, name, bounds in ((HERE, "", BESIDE), (SECOND, " (second copy alone)", None)):
         with Publisher(settings=few) as publisher:
@@ -249,7 +249,7 @@ def _returns(publisher: Publisher, weights: Any) -> float:
 
 
 def applies(rows: Rows, nbytes: int) -> None:
-    """Apply what is published from memory, by either transport."""
+    """Measure applying on the device, over each transport."""
     limit, target = crossing(nbytes, "in"), weights_of(nbytes, 64)
     source = {name: each.cpu() for name, each in weights_of(nbytes, 64).items()}
     for few, name, rounds in ((Settings(), "shared memory", 7), (NETWORK, "staged", 3)):
@@ -260,7 +260,7 @@ def applies(rows: Rows, nbytes: int) -> None:
             publisher.prepare(MODEL, source)
             publisher.wait_for_workers(1, SECONDS)
             ours = partial(_applies, publisher, worker, MODEL, source)
-            for _ in range(2):  # by both of a worker's buffers
+            for _ in range(2):  # for both of a worker's buffers
                 ours()
             rows.add(f"apply of {nbytes / GIB:g} GiB, {name}", ours, limit, BESIDE, rounds)
         if not all(torch.equal(target[n].cpu(), each) for n, each in source.items()):
@@ -277,7 +277,7 @@ def _applies(publisher: Publisher, worker: Subscriber, model: str, weights: Any)
 
 
 def many_small(rows: Rows) -> None:
-    """10,000 tensors of 100 kB over one of 1 GB."""
+    """Compare 10,000 tensors of 100 kB with one of 1 GB."""
     models = {"many": weights_of(10**9, 10_000), "one": weights_of(10**9, 1)}
     name = "10,000 tensors of 100 kB over one of 1 GB"
     with Publisher() as publisher:
@@ -298,7 +298,7 @@ def many_small(rows: Rows) -> None:
 
 
 def training(rows: Rows) -> None:
-    """Steps of training while each is published, over steps without."""
+    """Compare steps of training that are published with steps that are not."""
     width, layers = 8192, 8
     model = torch.nn.Sequential(
         *(torch.nn.Linear(width, width, bias=False) for _ in range(layers))
@@ -319,7 +319,7 @@ def training(rows: Rows) -> None:
             step()
             if publisher is not None:
                 publisher.publish_async(MODEL, model, require=0, timeout=SECONDS)
-        torch.cuda.current_stream().synchronize()  # training goes on; what crosses may cross
+        torch.cuda.current_stream().synchronize()  # training continues; copies may overlap
         return time.perf_counter() - begun
 
     print(f"a step of {layers * width * width * 2 / GIB:g} GiB: {steps() / STEPS:.3f} s")
@@ -346,7 +346,7 @@ def training(rows: Rows) -> None:
 
 
 def between(rows: Rows, nbytes: int) -> None:
-    """From the publisher's memory on the device into a worker's, over a copy there."""
+    """Compare a publish from device memory to a worker's device memory with a device copy."""
     with pair(nbytes, 64, SECOND) as (publisher, remote, weights):
 
         def ours() -> float:
@@ -369,7 +369,7 @@ def between(rows: Rows, nbytes: int) -> None:
 
 
 def constant(count: int) -> None:
-    """Publish a small model again and again, by each transport; say what has grown since."""
+    """Publish a small model many times over each transport; report memory that has grown."""
     for few, name in ((HERE, "by way of the host"), (SECOND, "IPC transport")):
         with pair(2**26, 200, few) as (publisher, remote, weights):
             found: list[tuple[int, int, int]] = []
@@ -390,26 +390,26 @@ def constant(count: int) -> None:
                 raise AssertionError("a tensor has moved")
 
 
-# Peers, from a model on the device to one in another process.
+# Peers: from a model on the device to a model in another process.
 
 
 class Peer:
-    """The receiving side of each."""
+    """The receiving side of each peer."""
 
     def __init__(self, nbytes: int, tensors: int, port: int, queue: Any) -> None:
         self.target, self.queue, self.port = weights_of(nbytes, tensors), queue, port
 
     def file(self, path: str) -> bool:
-        """Load what was saved."""
+        """Load a saved checkpoint."""
         found = torch.load(path, map_location="cuda", weights_only=True)
         return self._put(found)
 
     def queued(self) -> bool:
-        """Take what torch hands over by CUDA IPC."""
+        """Receive tensors through CUDA IPC."""
         return self._put(self.queue.get())
 
     def gloo(self) -> bool:
-        """Take what is broadcast."""
+        """Receive a broadcast."""
         import torch.distributed as dist
 
         if not dist.is_initialized():
@@ -435,7 +435,7 @@ def _join(port: int, rank: int) -> None:
 
 
 def peers(rows: Rows, nbytes: int) -> None:
-    """How long until another process has the weights on the device, over ours."""
+    """Compare the time of peers until another process has the weights with weightbus's time."""
     import torch.distributed as dist
     import torch.multiprocessing as torch_mp
 
@@ -498,7 +498,7 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Measure all of it."""
+    """Measure and print all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller models: to see that it runs")
     parser.add_argument("--only", nargs="*", help="only these rows")

@@ -1,7 +1,6 @@
-"""A contender's publisher: `python -m weightbus.benchmarks.host NAME SHAPE WORKERS [PAUSE]`.
+"""The publisher process of a contender: `... benchmarks.host NAME SHAPE WORKERS [PAUSE]`.
 
-It sleeps until it is asked to publish, so that contenders which are alive together take turns and
-do not disturb each other.
+It sleeps until it is asked to publish, so that contenders whose processes exist at once take turns.
 """
 
 import functools
@@ -13,11 +12,11 @@ from .model import Model, Shape
 from .process import Answer, Answers
 from .trainer import Trainer
 
-BURSTS = (1, 2, 5, 10)  # how many publishes one question may ask for
+BURSTS = (1, 2, 5, 10)  # the numbers of publishes that one question may request
 
 
 def publish(contender: Contender, model: Model, trainer: Trainer, times: int) -> Answer:
-    """Publish so many versions, one after the other, then compare every worker's bytes."""
+    """Publish `count` versions, one after the other, then compare every worker's bytes."""
     seconds: list[float] = []
     cpu: list[float] = []
     for _ in range(times):
@@ -31,9 +30,9 @@ def publish(contender: Contender, model: Model, trainer: Trainer, times: int) ->
 
 
 def stray(contender: Contender, model: Model) -> Answer:
-    """Change the model without a publish and compare: raises, or the comparison is worth nothing.
+    """Change the model without a publish and compare: this must raise an error.
 
-    It would also not raise if the workers used the publisher's own memory.
+    Otherwise the comparison does not work, or the workers use the publisher's own memory.
     """
     model.advance()
     contender.check()
@@ -51,7 +50,7 @@ def main(name: str, shape: str, workers: str, pause: str = "0") -> None:
         contender.start(int(workers), model)
     except Exception as error:
         answers.say({"error": f"{type(error).__name__}: {error}"})
-        raise  # the workers end with us
+        raise  # the workers end with this process
     try:
         answers.say({"title": contender.title, "kind": contender.kind})
         answers.serve()

@@ -1,6 +1,6 @@
-"""Attacks by somebody who may come in: anybody where there are no keys, else an allowed worker.
+"""Attacks by a peer that may join: without keys any peer, with keys an allowed worker.
 
-Each is a generator that does something, and yields how many seconds to wait before it goes on.
+Each attack is a generator: it acts, and yields how many seconds to wait before the next action.
 """
 
 import itertools
@@ -22,22 +22,22 @@ from .bus import MODEL
 from .dealer import UNREAD_BYTES, Dealer
 
 READY_SUB = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
-LOOK_SECONDS = 0.05  # between two looks at what is newest
-HOLD_SECONDS = 4.0  # that what was asked for stays unread, before it is asked for anew
-AGE_MS = 10**9  # of the publisher whose weights a worker says that it runs: older than any here
+LOOK_SECONDS = 0.05  # between two requests of the newest version
+HOLD_SECONDS = 4.0  # for which requested chunks stay unread before the next request
+AGE_MS = 10**9  # claimed age of the publisher of the running weights: older than any publisher here
 FAR = EPOCH_CLOCK_MAX - 2 * AGE_MS
 DIGESTS_SECOND, DIGESTS_PAUSE = 1000, 0.01
-DIGESTS_LOOK = 50  # turns between two looks at what is newest
+DIGESTS_LOOK = 50  # turns between two requests of the newest version
 HELLOS_SECOND = 8
 
 Steps = Generator[float]
 
 
 class Insider:
-    """The attacker, who counts what it says.
+    """The attacker, which counts the bytes that it sends.
 
     Args:
-        addresses: Where the publisher's sockets are, and its `pid`.
+        addresses: The addresses of the publisher's sockets, and its `pid`.
     """
 
     def __init__(self, addresses: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Insider:
 
     @property
     def sent(self) -> int:
-        """Bytes of messages."""
+        """The bytes of all sent messages."""
         return sum(each.sent for each in self._dealers)
 
     def dealer(self, name: str, *, reads: bool = True) -> Dealer:
@@ -60,7 +60,7 @@ class Insider:
         return made
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for each in self._dealers:
             each.close()
 
@@ -74,7 +74,7 @@ class Scout:
         self.version = 0
 
     def look(self) -> bool:
-        """Ask for the newest version; return whether it is another."""
+        """Request the newest version; return whether it has changed."""
         self.dealer.say(Ping())
         before = self.version
         while (heard := self.dealer.hear()) is not None:
@@ -83,7 +83,7 @@ class Scout:
         return self.version != before
 
     def fetch(self, dealer: Dealer, count: int) -> None:
-        """Have another one ask for the first chunks of the newest version."""
+        """Make another connection request the first chunks of the newest version."""
         dealer.say(Fetch(model=MODEL, epoch=self.epoch, version=self.version, count=count))
 
 
@@ -94,7 +94,7 @@ def _reader(insider: Insider, name: str) -> Dealer:
 
 
 def a_chunk_of_each(insider: Insider) -> Steps:
-    """Ask for one chunk of each version, and read none."""
+    """Request one chunk of each version, and read none."""
     scout, reader = Scout(insider), _reader(insider, "reader")
     while True:
         if scout.look():
@@ -103,7 +103,7 @@ def a_chunk_of_each(insider: Insider) -> Steps:
 
 
 def chunks_unread(insider: Insider, connections: int = 18) -> Steps:
-    """Ask for 128 chunks on each connection, of one version after another, and read none."""
+    """Request 128 chunks of each version on each connection, and read none."""
     scout = Scout(insider)
     for turn in itertools.count():
         readers = [_reader(insider, f"reader-{turn}-{number}") for number in range(connections)]
@@ -118,7 +118,7 @@ def chunks_unread(insider: Insider, connections: int = 18) -> Steps:
 
 
 def subscribers_unread(insider: Insider, connections: int = 40) -> Steps:
-    """Subscribe to pushed chunks on each connection, and read none; dial again if hung up on."""
+    """Subscribe to pushed chunks on each connection, and read none; dial again if closed."""
     workers = [insider.dealer(f"subscriber-{number}") for number in range(connections)]
     held: dict[Dealer, socket.socket] = {}
     closed = select.poll()
@@ -166,7 +166,7 @@ def _subscriber(worker: Dealer, insider: Insider) -> socket.socket | None:
 
 
 def own_pid(insider: Insider, connections: int = 32) -> Steps:
-    """Say hello as often as a worker may, on each connection, as the publisher's own process."""
+    """Send hellos at the allowed rate on each connection, with the publisher's own pid."""
     dealers = [insider.dealer(f"pid-{number}") for number in range(connections)]
     while True:
         for dealer in dealers:
@@ -177,7 +177,7 @@ def own_pid(insider: Insider, connections: int = 32) -> Steps:
 
 
 def wrong_digests(insider: Insider) -> Steps:
-    """Say a thousand times a second that the newest version is applied, with another digest."""
+    """Report a thousand times a second that the newest version is applied, with a wrong digest."""
     scout, began, said = Scout(insider), time.monotonic(), 0
     for turn in itertools.count():
         if turn % DIGESTS_LOOK == 0:
@@ -193,7 +193,7 @@ def wrong_digests(insider: Insider) -> Steps:
 
 
 def epoch_below(insider: Insider) -> Steps:
-    """Say hello with a version that was never published, from an epoch long before it."""
+    """Send a hello with a version that was never published, from a much earlier epoch."""
     scout = Scout(insider)
     for number in itertools.count():
         scout.look()
@@ -203,7 +203,7 @@ def epoch_below(insider: Insider) -> Steps:
 
 
 def epoch_ahead(insider: Insider) -> Steps:
-    """Say hello with a version of an epoch in the far future."""
+    """Send a hello with a version of an epoch in the far future."""
     for number in itertools.count():
         liar = insider.dealer(f"liar-{number}")
         yield from _insist(liar, Running(epoch=FAR, version=1, digest="0" * 64), FAR)

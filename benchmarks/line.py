@@ -1,7 +1,7 @@
-"""A line between a publisher and each of its workers: one byte says go, one byte says done.
+"""A TCP connection between a publisher and each worker: one byte to start, one byte when done.
 
-For systems that move bytes but have no acknowledgements of their own. A bare connection is the
-cheapest there is, so it adds next to nothing to what is measured.
+It is for systems that move bytes but have no acknowledgements. A plain connection adds almost
+nothing to the measured time.
 """
 
 import socket
@@ -31,12 +31,12 @@ class Lines:
             self.connections.append(connection)
 
     def go(self) -> None:
-        """Tell every worker to begin."""
+        """Make every worker start."""
         for connection in self.connections:
             connection.sendall(BYTE)
 
     def wait(self) -> None:
-        """Wait until every worker has said that it is done."""
+        """Wait until every worker has reported that it is done."""
         for connection in self.connections:
             if connection.recv(1) != BYTE:
                 raise ConnectionError("a worker is gone")
@@ -49,18 +49,18 @@ class Lines:
 
 
 class Line:
-    """A worker's end. It waits for as long as its publisher lives."""
+    """A worker's end."""
 
     def __init__(self, port: int) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port))
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait(self) -> bool:
-        """Wait to be told to begin; return whether there is somebody to tell."""
+        """Wait for the start; return False if the publisher has closed the connection."""
         return bool(self.connection.recv(1))
 
     def done(self) -> None:
-        """Say so."""
+        """Report that this worker is done."""
         self.connection.sendall(BYTE)
 
     def __enter__(self) -> Self:

@@ -1,15 +1,15 @@
-"""Count the lines of what users run, and of the tests: `python benchmarks/lines.py [COMMIT ...]`.
+"""Count the lines of the product and of the tests: `python benchmarks/lines.py [COMMIT ...]`.
 
-What a user's program is made of: no conformance drivers, no fuzzing, no examples, nothing
-generated, but the description from which the protocol's code is; what is vendored counts apart, and
-so do the tests in Python. Blank lines and comments count. Without a commit: what git knows of this
-checkout as it stands on the disk; with some, a column for each, and the last one over the first.
-Wherever the package lies in a commit, its modules
-are those in Python that are no tests, benchmarks, examples or documents, and no client's.
+The product is what users run: it has no conformance drivers, fuzzing, examples or generated code,
+but it has the description from which the protocol's code is generated. Vendored code and the tests
+in Python are counted separately. Blank lines and comments count. Without a commit, the program
+counts the files on the disk that git knows; with commits, it prints a column for each, and the
+ratio of the last to the first. The modules of the package are all Python files except tests,
+benchmarks, examples, documents and clients.
 
-`lines.json` keeps the lines of each subject, which is a folder of the product or of the tests
-(`--write`). A test fails if a subject has more lines than the file says: a change that adds lines
-says so, where its reviewer sees it.
+`lines.json` has the lines of each subject, which is a folder of the product or of the tests
+(`--write`). A test fails if a subject has more lines than the file says, so that a reviewer sees
+which changes add lines.
 """
 
 import argparse
@@ -30,7 +30,7 @@ HERE = ""  # instead of a commit
 KEPT = Path(__file__).with_name("lines.json")
 PYTHON, VENDORED, TESTS = "Python", "vendored", "tests in Python"
 DESCRIPTION = "the protocol's description"
-PACKAGE = {  # of what lies in the folders of the Python package, by suffix
+PACKAGE = {  # parts of the files in the Python package, by suffix
     ".py": PYTHON,
     **dict.fromkeys((".c", ".h"), "Python's helper in C"),
     **dict.fromkeys((".html", ".css", ".js"), "Python's page"),
@@ -43,7 +43,7 @@ CLIENTS = {
     "java_client": "Java",
     "node_client": "TypeScript",
 }
-CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and what lies over it
+CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and its bindings
 ALL = (*dict.fromkeys(PACKAGE.values()), DESCRIPTION, *CLIENTS.values(), VENDORED)
 ROWS = {**{part: [part] for part in ALL}, ", ".join(CORE): CORE, "all": ALL, TESTS: [TESTS]}
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".java", ".ts"}
@@ -51,7 +51,7 @@ ASIDE = {"tests", "benchmarks", "examples", "docs"}  # of the first folders
 BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # of a client's
 UNIT_TESTS = b"#[cfg(test)]\nmod tests {"  # the end of a file in Rust
 GENERATED = {"c_client/include/weightbus.h"}  # by cbindgen
-MADE, MADE_LINES = b"Made by `make protocol`", 5  # within so many lines of a file made by protocol/
+MADE, MADE_LINES = b"Made by `make protocol`", 5  # within the first lines of a generated file
 
 
 def main(words: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
     shown: list[str] = given.commits or [HERE]
     try:
         counts = [counted(commit) for commit in shown]
-    except subprocess.CalledProcessError:  # git has said why
+    except subprocess.CalledProcessError:  # git has printed the reason
         return 2
     table = Table(title="lines", title_justify="left")
     table.add_column("")
@@ -90,7 +90,7 @@ def counted(commit: str) -> Counter[str]:
 
 
 def by_subject() -> Counter[str]:
-    """Return the lines of each subject of the product and of the tests in Python, as they stand."""
+    """Return the current lines of each subject of the product and of the tests in Python."""
     lines: Counter[str] = Counter()
     for name, _, count in sized(HERE):
         folders = PurePath(name).parts[:-1]
@@ -108,12 +108,12 @@ def sized(commit: str) -> Iterator[tuple[str, str, int]]:
 
 
 def is_made(text: bytes) -> bool:
-    """Return whether a file says that it is made from the protocol's description."""
+    """Return whether a file is generated from the protocol's description."""
     return any(MADE in line for line in text.split(b"\n", MADE_LINES)[:MADE_LINES])
 
 
 def tracked(commit: str) -> Iterator[tuple[str, bytes]]:
-    """Yield each file with its text, those that are new and not yet added included; no links."""
+    """Yield each file with its text, also new files that are not added yet, but no links."""
     if commit:
         with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit))) as archive:
             for member in archive:
@@ -127,7 +127,7 @@ def tracked(commit: str) -> Iterator[tuple[str, bytes]]:
 
 
 def part_of(name: str) -> str | None:
-    """Return which part a file belongs to; None if it is in no user's program, and no test."""
+    """Return the part of a file; None if it is neither product nor test."""
     path = PurePath(name)
     first = path.parts[0] if len(path.parts) > 1 else ""
     if "vendor" in path.parts:
@@ -147,7 +147,7 @@ def part_of(name: str) -> str | None:
 
 
 def git(*words: str) -> bytes:
-    """Return what git writes."""
+    """Return the output of git."""
     return subprocess.run(  # noqa: S603 - git, in our own repository
         ["git", "-C", str(ROOT), *words],  # noqa: S607
         stdout=subprocess.PIPE,

@@ -1,12 +1,13 @@
 """Measure what patches save over links of some rates: `python benchmarks/links.py`.
 
-Publisher and worker are processes in network namespaces of their own, with a link between them that
-is shaped by `tc`; that needs root, and leaves nothing behind. What is measured is the time from
-`publish` until the version is applied, in turns: all of it (raw), patches without classes (flat)
-and with them (class), and what `auto` chooses, which joins anew on each link and learns that by
-itself. Then how long readers wait, over a plain copy of as many bytes, and memory, in models. Rows
-come as they are measured; one that breaks its bound says so and ends it with status 1. Run it on a
-quiet machine: ten minutes. `--quick` tries everything in one, and judges nothing.
+Publisher and worker are processes in separate network namespaces, with a link between them that
+`tc` shapes. This needs root; everything is removed at the end. The benchmark measures, in turns,
+the time from `publish` until the version is applied: whole versions (raw), patches without classes
+(flat) and with classes (class), and what `auto` chooses, whose worker joins anew on each link. Then
+it measures how long readers wait, compared with a plain copy of the same size, and the memory, in
+models. It prints rows as they are measured. A row that breaks its bound ends the program with
+status 1. Run it on a quiet machine for ten minutes; `--quick` takes one minute and checks no
+bounds.
 """
 
 import argparse
@@ -41,11 +42,11 @@ from weightbus.codecs.native import crc32c
 from weightbus.python_client.publishing.models import Bases
 from weightbus.python_client.settings import Encoding
 
-NEAR, FAR = "wb0", "wb1"  # the ends of the link: the publisher's, and the worker's
+NEAR, FAR = "wb0", "wb1"  # the network devices of the publisher and of the worker
 HERE, THERE = "10.77.0.1", "10.77.0.2"
-MODEL, WIDE = "policy", "wide"  # in 16 bits, and in 32
+MODEL, WIDE = "policy", "wide"  # models with elements of 16 bits, and of 32 bits
 TENSORS = 16
-PATTERN = 2**22  # elements that are drawn; the model repeats them
+PATTERN = 2**22  # number of random elements, which the model repeats
 ASK_SECONDS, PUBLISH_SECONDS, JOIN_SECONDS = 120.0, 300.0, 30.0
 WAYS: dict[str, tuple[Encoding, bool | None]] = {  # and whether patches have classes
     "raw": ("raw", None),
@@ -55,24 +56,33 @@ WAYS: dict[str, tuple[Encoding, bool | None]] = {  # and whether patches have cl
 }
 PATCHED = ("flat", "class", "auto")
 LINKS = {"loopback": 0, "1 Gb/s": 10**9, "100 Mb/s": 10**8, "10 Mb/s": 10**7}
-ROUNDS = {"loopback": 10, "1 Gb/s": 6, "100 Mb/s": 2, "10 Mb/s": 2}  # even: there and back
+ROUNDS = {
+    "loopback": 10,
+    "1 Gb/s": 6,
+    "100 Mb/s": 2,
+    "10 Mb/s": 2,
+}  # even, since the ways go there and back
 DENSITIES = (0.001, 0.01, 0.1, 1.0)
 SPEEDUP_AT = 0.01
 SPEEDUP = {"1 Gb/s": (3, 7), "100 Mb/s": (25, 48), "10 Mb/s": (95, 155)}  # must, reach
 GRID = ("loopback", "1 Gb/s", "100 Mb/s")
-SLOW, JOINING, JOINING_MIB = 5 * 10**6, (1.3, 1.1), 8  # bytes sent over those of the model
+SLOW, JOINING, JOINING_MIB = (
+    5 * 10**6,
+    (1.3, 1.1),
+    8,
+)  # for JOINING: the ratio of sent bytes to the model's bytes
 AUTO, AUTO_WIDE = (1.10, 1.03), (1.03, 1.01)
 PAUSES = {"copying": None, "sole-writer": (0.5, 0.3), "resident": (0.1, 0.05)}
 PAUSE_ROUNDS, MEMORY_ROUNDS = 9, 4
 BASES = 2
 Bytes = NDArray[np.uint8]
 MEMORY = {"publisher": float(BASES), "worker": 1.0}
-MEMORY_SLACK = 0.15  # of a model: the patch itself, and what it decodes to
+MEMORY_SLACK = 0.15  # in models: the patch itself, and its decoded parts
 _CLONE_NEWNET = 0x40000000
 
 
 def own_network() -> None:
-    """Have this process, and what it starts from now on, see a network of its own.
+    """Move this process, and processes that it starts later, into a new network namespace.
 
     Raises:
         OSError: This needs root.
@@ -90,7 +100,7 @@ def run(*words: str) -> None:
 
 
 def tensors(data: NDArray[np.uint8], *, wide: bool = False) -> dict[str, Any]:
-    """Return bytes as tensors of a model, which share their memory."""
+    """Return tensors over the memory of some bytes."""
     import torch
 
     dtype = torch.float32 if wide else torch.bfloat16
@@ -99,7 +109,7 @@ def tensors(data: NDArray[np.uint8], *, wide: bool = False) -> dict[str, Any]:
 
 
 def versions(elements: int, density: float) -> tuple[Bytes, Bytes]:
-    """Return two versions in bfloat16 of which so many elements differ, as after fine-tuning.
+    """Return two versions in bfloat16 with a share of changed elements, as after fine-tuning.
 
     An element changes by one unit with a probability that halves from one exponent to the next.
     """
@@ -107,7 +117,7 @@ def versions(elements: int, density: float) -> tuple[Bytes, Bytes]:
     base = (rng.normal(0, 0.02, elements).astype(np.float32).view("<u4") >> 16).astype("<u2")
     likely = np.exp2(112.0 - ((base >> 7) & 255))
     low, high, rate = 0.0, 1e6, 0.0
-    for _ in range(60):  # find the rate that gives this density
+    for _ in range(60):  # find the rate for this density by bisection
         rate = (low + high) / 2
         low, high = (rate, high) if np.minimum(rate * likely, 1).mean() < density else (low, rate)
     target = base ^ (rng.random(elements) < rate * likely).astype("<u2")
@@ -116,18 +126,18 @@ def versions(elements: int, density: float) -> tuple[Bytes, Bytes]:
 
 @dataclass
 class Rows:
-    """What is shown as it comes, and which bounds were broken."""
+    """Prints rows, and records broken bounds."""
 
     console: Console
     judged: bool
     missed: list[str] = field(default_factory=list[str])
 
     def say(self, name: str, text: str) -> None:
-        """Show a row."""
+        """Print a row."""
         self.console.print(f"{name:38}{text}", highlight=False)
 
     def judge(self, name: str, value: float, bounds: tuple[float, float], *, least: bool) -> str:
-        """Return a value with its bounds, and note it if it breaks the first."""
+        """Return a value with its bounds as text; record it if it breaks the first bound."""
         broken = value < bounds[0] if least else value > bounds[0]
         if broken:
             self.missed.append(name)
@@ -136,10 +146,10 @@ class Rows:
 
 
 class Choosing(Bases):
-    """The versions that patches build on, where it is noted which kind was chosen last.
+    """The bases of patches; records which kind of patch was chosen last.
 
     Args:
-        classes: Which kind it always is; None: what `auto` chooses.
+        classes: The kind of all patches; None: `auto` chooses.
     """
 
     def __init__(self, classes: bool | None) -> None:
@@ -156,11 +166,11 @@ class Choosing(Bases):
 
 
 class Trainer:
-    """A publisher that goes one way.
+    """A publisher that publishes one way.
 
     Args:
-        name: Which.
-        host: Where it binds.
+        name: The name of the way.
+        host: The address to bind to.
     """
 
     def __init__(self, name: str, host: str) -> None:
@@ -174,7 +184,7 @@ class Trainer:
         self.publisher._model(MODEL).bases = self.bases  # noqa: SLF001 # pyright: ignore
 
     def publish(self, weights: dict[str, Any], model: str = MODEL) -> float:
-        """Return the seconds until a version is applied."""
+        """Publish; return the seconds until the version is applied."""
         self.bases.took, begun = "raw", time.perf_counter()
         receipt = self.publisher.publish(
             model,
@@ -189,7 +199,7 @@ class Trainer:
 
 
 class Weights:
-    """A model of so many elements, and what it becomes when some of them change."""
+    """A model, and versions of it in which some elements change."""
 
     def __init__(self, elements: int, densities: Sequence[float]) -> None:
         repeats = elements // PATTERN
@@ -201,12 +211,12 @@ class Weights:
         self.wide = [tensors(each, wide=True) for each in wide]
 
     def pair(self, density: float) -> list[tuple[Bytes, dict[str, Any]]]:
-        """Return what to publish in turns, after the base: all of that differ by so much."""
+        """Return two versions to publish in turns, which differ in a share of their elements."""
         return [(each, tensors(each)) for each in (self.changed[density], self.base)]
 
 
 class Questions:
-    """What the worker's process can be asked.
+    """The questions that the worker's process answers.
 
     Args:
         told: `ways`, by name the publisher's address and the options of the subscriber; `elements`
@@ -216,26 +226,26 @@ class Questions:
     def __init__(self, told: dict[str, Any]) -> None:
         self._told, self._ways = told, dict[str, Any]()
         self._models: dict[str, dict[str, dict[str, Any]]] = {}
-        self._scratch: list[NDArray[np.uint8]] = []  # two models, to be copied plainly
+        self._scratch: list[NDArray[np.uint8]] = []  # two models, for plain copies
 
     def ready(self) -> Answer:
-        """Say that this process is there."""
+        """Answer that this process is ready."""
         return {}
 
     def link(self) -> Answer:
-        """Take the end of the link, which is here by now."""
+        """Configure this end of the link, which was moved here."""
         run("ip", "address", "add", f"{self._told['address']}/24", "dev", FAR)
         run("ip", "link", "set", FAR, "up")
         return {}
 
     def join(self) -> Answer:
-        """Have a subscriber for each way."""
+        """Create a subscriber for each way."""
         for name in self._told["ways"]:
             self.rejoin(name)
         return {}
 
     def rejoin(self, name: str) -> Answer:
-        """Have a new subscriber, of which its publisher knows nothing."""
+        """Replace a subscriber by a new one, which its publisher does not know."""
         ran: dict[str, int] = {}
         if name in self._ways:
             with self._ways.pop(name) as before:
@@ -257,7 +267,7 @@ class Questions:
         return {}
 
     def digest(self, name: str) -> Answer:
-        """Hash what runs."""
+        """Return the digest of the running version."""
         import torch
 
         value = 0
@@ -266,7 +276,7 @@ class Questions:
         return {"crc": value}
 
     def pauses(self) -> Answer:
-        """Tell how long the last apply of each way took, and a plain copy of as many bytes."""
+        """Return the time of the last apply of each way, and of a plain copy of the same size."""
         if not self._scratch:
             self._scratch = [np.ones(2 * self._told["elements"], np.uint8) for _ in range(2)]
         to, from_ = self._scratch
@@ -276,14 +286,14 @@ class Questions:
         return {n: w.update(MODEL).seconds for n, w in self._ways.items()} | {"memcpy": memcpy}
 
     def memory(self) -> Answer:
-        """Tell the most memory since this was asked last."""
+        """Return the peak memory since the last call."""
         peak = memory.peak()
         memory.reset_peak()
         return {"peak": peak}
 
 
 def serve(text: str) -> None:
-    """Be the worker's process: answer until the parent closes our standard input."""
+    """Run the worker's process: answer until the parent closes our standard input."""
     told = json.loads(text)
     if told["address"]:
         own_network()
@@ -298,7 +308,7 @@ def serve(text: str) -> None:
 
 
 class Link:
-    """The link, and both of its ends."""
+    """The link between publisher and worker, and their processes."""
 
     def __init__(self, elements: int) -> None:
         run("ip", "link", "add", NEAR, "type", "veth", "peer", "name", FAR)
@@ -312,13 +322,13 @@ class Link:
             elements,
             THERE,
         )
-        self.worker.ask("ready", ASK_SECONDS)  # it has a network of its own by now
+        self.worker.ask("ready", ASK_SECONDS)  # the process is now in its network namespace
         run("ip", "link", "set", FAR, "netns", str(self.worker.pid))
         for question in ("link", "join"):
             self.worker.ask(question, ASK_SECONDS)
 
     def shape(self, rate: int) -> None:
-        """Have the link carry so many bits a second; 0: as many as it can."""
+        """Set the link's rate in bits per second; 0: unlimited."""
         if self._shaped:
             run("tc", "qdisc", "delete", "dev", NEAR, "root")
         self._shaped = bool(rate)
@@ -329,20 +339,20 @@ class Link:
         run("tc", "qdisc", "add", "dev", NEAR, "root", "tbf", *about.split())
 
     def close(self) -> None:
-        """End everybody."""
+        """End all processes."""
         self.worker.stop()
         for trainer in self.trainers.values():
             trainer.publisher.close()
 
 
 def worker(ways: dict[str, Any], elements: int, address: str = "") -> Process:
-    """Start the worker's process; with an address, in a network of its own."""
+    """Start the worker's process; with an address, in its own network namespace."""
     told = {"ways": ways, "elements": elements, "address": address}
     return Process("the worker", "links", "--worker", json.dumps(told))
 
 
 def cell(link: Link, weights: Weights, density: float, rounds: int) -> dict[str, float]:
-    """Return the median seconds of each way, in turns, and check what was applied."""
+    """Return the median seconds of each way, measured in turns, and check the applied bytes."""
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     pair = weights.pair(density)
     for number in range(rounds):
@@ -358,7 +368,7 @@ def cell(link: Link, weights: Weights, density: float, rounds: int) -> dict[str,
 
 
 def check(link: Link, data: Bytes) -> None:
-    """Check that the worker runs these bytes, whichever way they came."""
+    """Check that the worker runs these bytes in all ways."""
     wanted = crc32c(data)
     for name in WAYS:
         if link.worker.ask(f"digest {name}", ASK_SECONDS)["crc"] != wanted:
@@ -368,14 +378,16 @@ def check(link: Link, data: Bytes) -> None:
 def over_links(
     link: Link, weights: Weights, links: Sequence[str], rounds: dict[str, int], rows: Rows
 ) -> None:
-    """Show each way on each link, the fastest first."""
+    """Measure each way on each link, the fastest link first."""
     for trainer in link.trainers.values():
-        for _ in range(2):  # memory is taken, and all that is done once
+        for _ in range(2):  # memory is allocated, and other one-time work is done
             for _, version in weights.pair(SPEEDUP_AT):
                 trainer.publish(version)
     for where in links:
-        link.shape(LINKS[where] if where in GRID else 0)  # a minute, where `auto` is not judged
-        link.worker.ask("rejoin auto", ASK_SECONDS)  # it fetches what it runs: the link is learned
+        link.shape(LINKS[where] if where in GRID else 0)  # a minute, without a bound for `auto`
+        link.worker.ask(
+            "rejoin auto", ASK_SECONDS
+        )  # the worker fetches a version, from which the publisher learns the rate
         link.shape(LINKS[where])
         for _ in range(2):
             for _, version in weights.pair(SPEEDUP_AT):
@@ -389,7 +401,7 @@ def over_links(
 
 
 def joining(link: Link, weights: Weights, rows: Rows) -> None:
-    """Show what is sent to a worker that joins where a chunk takes two seconds."""
+    """Measure the bytes sent to a worker that joins over a link with two seconds per chunk."""
     link.shape(0)
     link.trainers["raw"].publish(tensors(weights.base))
     link.shape(SLOW)
@@ -401,13 +413,13 @@ def joining(link: Link, weights: Weights, rows: Rows) -> None:
 
 
 def sent() -> int:
-    """Return the bytes that have gone to the worker, all headers included."""
+    """Return the bytes sent to the worker, with all headers."""
     rows = Path("/proc/net/dev").read_text().splitlines()
     return next(int(row.split()[9]) for row in rows if row.strip().startswith(f"{NEAR}:"))
 
 
 def show(where: str, density: float, found: dict[str, float], took: str, rows: Rows) -> None:
-    """Show one link and density, and judge what has bounds."""
+    """Print the results of one link and density, with their bounds."""
     name = f"{where}, {density:.1%} changed"
     times = ", ".join(f"{way} {1e3 * seconds:.1f}" for way, seconds in found.items())
     rows.say(name, f"ms: {times} (took {took})")
@@ -424,7 +436,7 @@ def show(where: str, density: float, found: dict[str, float], took: str, rows: R
 
 
 def all_changed(link: Link, weights: Weights, where: str, rounds: int, rows: Rows) -> None:
-    """Show what `auto` costs where all of a model in 32 bits has changed."""
+    """Measure the cost of `auto` if all elements of a model of 32 bits change."""
     ratios: list[float] = []
     for number in range(-2, rounds):
         ways = ["raw", "auto"][:: -1 if number // 2 % 2 else 1]
@@ -438,7 +450,7 @@ def all_changed(link: Link, weights: Weights, where: str, rounds: int, rows: Row
 
 @contextmanager
 def beside(elements: int) -> Generator[tuple[dict[str, Trainer], Process]]:
-    """Run a worker on this host, whose models are applied in all ways that there are."""
+    """Run a worker on this host, which applies versions in all ways."""
     options = {"copying": {}, "sole-writer": {"sole_writer": True}, "resident": {"resident": True}}
     with ExitStack() as stack:
         trainers: dict[str, Trainer] = {}
@@ -453,7 +465,7 @@ def beside(elements: int) -> Generator[tuple[dict[str, Trainer], Process]]:
 
 
 def pauses(weights: Weights, elements: int, rows: Rows) -> None:
-    """Show how long readers wait for a patched version, over a plain copy; and memory."""
+    """Measure how long readers wait for a patched version, over a plain copy, and the memory."""
     pair = [version for _, version in weights.pair(SPEEDUP_AT)]
     with beside(elements) as (trainers, asked):
         remember(trainers["copying"], asked, pair, rows)
@@ -476,7 +488,7 @@ def pauses(weights: Weights, elements: int, rows: Rows) -> None:
 
 
 def remember(trainer: Trainer, asked: Process, pair: Sequence[dict[str, Any]], rows: Rows) -> None:
-    """Show what memory patches take beyond what versions as such do."""
+    """Measure the memory that patches need in addition to versions."""
     nbytes = sum(tensor.nbytes for tensor in pair[0].values())
     peaks: dict[str, list[int]] = {"publisher": [], "worker": []}
     encodings: tuple[Encoding, ...] = ("raw", "delta")
@@ -498,12 +510,14 @@ def remember(trainer: Trainer, asked: Process, pair: Sequence[dict[str, Any]], r
 
 
 def main(words: list[str]) -> int:
-    """Measure, show, judge."""
+    """Measure everything; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=64, help="of the model, a multiple of 8")
     parser.add_argument("--quick", action="store_true", help="a small model, and few rounds")
     parser.add_argument("--joining", action="store_true", help="what joining takes, and no more")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # what this starts by itself
+    parser.add_argument(
+        "--worker", help=argparse.SUPPRESS
+    )  # for the worker's process, which this program starts
     told = parser.parse_args(words)
     if told.worker:
         serve(told.worker)

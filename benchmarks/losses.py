@@ -1,7 +1,7 @@
-"""Which comparisons with peers weightbus loses, and how many of a list that stays the same.
+"""Count the comparisons with peers that weightbus loses, of a fixed list.
 
-That list is `peers.txt`. A share of whatever happens to be measured would become better with every
-easy case that is added, and with every peer that is not installed.
+The list is `peers.txt`. A share of all measured cases would improve with every easy case that is
+added, and with every peer that is not installed.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ Case = tuple[str, int, str, float]  # the shape, workers, the peer, and the paus
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What was measured beside the list.
+    """The measured ratios, compared with the list.
 
     Attributes:
-        ratios: The peer's time over weightbus's (median, quartiles), by what was compared.
-        listed: The list.
+        ratios: The ratio of the peer's time to weightbus's (median, quartiles), by case.
+        listed: The cases of the list.
     """
 
     ratios: dict[Case, dict[str, float]]
@@ -32,31 +32,31 @@ class Losses:
 
     @property
     def lost(self) -> list[Case]:
-        """Where the peer was faster, whether it stands in the list or not."""
+        """The cases in which the peer was faster, in the list or not."""
         return [case for case, ratio in self.ratios.items() if ratio["median"] < 1]
 
     @property
     def count(self) -> int:
-        """How many of the list are lost."""
+        """How many cases of the list are lost."""
         return len({*self.lost} & {*self.listed})
 
     @property
     def text(self) -> str:
-        """How many that is of how many, and of how many nobody knows."""
+        """The counts of lost, listed and unmeasured cases, as text."""
         missing = {*self.listed} - {*self.ratios}
         unknown = f", {len(missing)} were not measured" if missing else ""
         return f"of {len(self.listed)} listed comparisons with a peer{unknown}"
 
 
 def listed(against: Against = "over_weightbus") -> list[Case]:
-    """Return the list; with resident workers, of the transport that they make a difference on."""
+    """Return the list; for resident workers, only cases of the transport that they affect."""
     lines = (line.split() for line in FILE.read_text().splitlines())
     cases = [(shape, int(workers), peer, 0.0) for shape, workers, peer in lines]
     return [c for c in cases if against == "over_weightbus" or load(c[2]).LIMIT in RESIDENT]
 
 
 def losses(comparisons: Iterable[dict[str, Any]], against: Against = "over_weightbus") -> Losses:
-    """Find them in what a file of results holds."""
+    """Return the losses in the contents of a file of results."""
     ratios: dict[Case, dict[str, float]] = {}
     for comparison in comparisons:
         for result in comparison["results"]:

@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""Describe the machine on which the benchmarks run."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi2", "avx512f", "avx512vl", "vpclm
 
 
 def describe() -> dict[str, str]:
-    """Return the machine and the versions, each under a name."""
+    """Return properties of the machine and versions of software, by name."""
     loads = os.getloadavg()
     return {
         "weightbus": native.description(),
@@ -37,7 +37,7 @@ def _processor() -> str:
 
 
 def _instructions() -> str:
-    """Return those of the processor's features that the helper in C may use."""
+    """Return the processor's features that the helper in C may use."""
     features = {*_of_the_processor("flags").split(), *_of_the_processor("Features").split()}
     return " ".join(name for name in FEATURES if name in features) or "none that are used"
 

@@ -1,4 +1,4 @@
-"""How much memory a process has, and had at most, as the kernel counts it."""
+"""The current and the peak memory of a process, as the kernel counts it."""
 
 import contextlib
 import threading
@@ -14,14 +14,14 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """Return the most bytes that were in memory since the start, or since `reset_peak`."""
+    """Return the peak of the bytes in memory since the start, or since `reset_peak`."""
     return _status("VmHWM")
 
 
 def private(pid: int | None = None) -> int:
-    """Return the bytes that belong to a process alone: those that it did not map from somewhere.
+    """Return the private bytes of a process, which it has not mapped from files or shared memory.
 
-    Pages of shared memory are not among them, whoever has touched them.
+    Pages of shared memory are never private.
     """
     return _field(Path(f"/proc/{pid or 'self'}/status"), "RssAnon")
 
@@ -32,9 +32,9 @@ def shared(pid: int | None = None) -> int:
 
 
 class PrivatePeak:
-    """The most private bytes that another process had, looked at every few milliseconds.
+    """Measures the peak of another process's private bytes, every few milliseconds.
 
-    The kernel keeps a peak of all pages only, shared ones included.
+    The kernel counts only the peak of all pages, with shared ones.
     """
 
     def __init__(self, pid: int) -> None:
@@ -44,7 +44,7 @@ class PrivatePeak:
         self.nbytes = 0
 
     def _look(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # it has ended
+        with contextlib.suppress(OSError, RuntimeError):  # the process has ended
             while not self._over.wait(LOOK_SECONDS):
                 self.nbytes = max(self.nbytes, private(self._pid))
 
@@ -59,12 +59,12 @@ class PrivatePeak:
 
 
 def reset_peak() -> None:
-    """Forget the peak so far."""
+    """Reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def available() -> int:
-    """Return the bytes that new processes can have without swapping."""
+    """Return the bytes that new processes can use without swapping."""
     return _field(Path("/proc/meminfo"), "MemAvailable")
 
 

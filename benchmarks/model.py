@@ -1,7 +1,7 @@
-"""The model that is published: float32 tensors of a given size, whose every value changes.
+"""The benchmarks' model: float32 tensors of a given total size; every version changes all values.
 
-Publisher and workers make it from its shape alone, so nothing but the shape is sent beforehand. The
-tensors are allocated one by one, as those of a real model are.
+Publisher and workers create the model from its shape, so only the shape is sent to workers before.
+The tensors are allocated one by one, like those of a real model.
 """
 
 import re
@@ -27,7 +27,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a model is, written as `200MiB/100`: bytes, then the number of tensors."""
+    """The size of a model, such as `200MiB/100`: bytes, and the number of tensors."""
 
     text: str
     nbytes: int
@@ -35,10 +35,10 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """Read a shape as a user writes it.
+        """Parse a shape.
 
         Raises:
-            ValueError: It is not written like that, or a tensor would have no element.
+            ValueError: The text is not a shape, or a tensor would have no element.
         """
         match = _SHAPE.match(text)
         if match is None:
@@ -54,17 +54,17 @@ class Shape:
         return self.text.partition("/")[0]
 
     def elements(self) -> list[int]:
-        """Return the number of elements of each tensor: as equal as they can be."""
+        """Return the number of elements of each tensor, as equal as possible."""
         each, more = divmod(self.nbytes // ITEM, self.tensors)
         return [each + (i < more) for i in range(self.tensors)]
 
 
 class Model:
-    """The tensors, in memory that has been touched.
+    """The tensors of a model, in memory that has been touched.
 
     Args:
-        shape: How large.
-        zeros: All zeros, as a worker starts; else the values that a publisher starts with.
+        shape: The size.
+        zeros: True: all zeros, for a worker. False: the initial values of a publisher.
     """
 
     def __init__(self, shape: Shape, *, zeros: bool) -> None:
@@ -72,7 +72,8 @@ class Model:
         self.arrays: dict[str, Array] = {}
         for index, count in enumerate(shape.elements()):
             array = np.empty(count, np.float32)
-            # Different in every place and in every tensor: a chunk in the wrong place shows.
+            # Values differ at every offset and in every tensor, so that a misplaced chunk is
+            # detected.
             array[:] = 0 if zeros else np.arange(count, dtype=np.float32) * 1e-3 + index
             self.arrays[f"layer{index:04d}.weight"] = array
 
@@ -84,7 +85,7 @@ class Model:
         return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
 
     def moved_in(self) -> "dict[str, torch.Tensor]":
-        """Make the model resident; return its tensors, over the memory where it lives now."""
+        """Make the model resident; return its tensors, which use the resident memory."""
         tensors = resident(self.tensors)
         self.arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         return tensors
@@ -102,7 +103,7 @@ class Model:
         return value
 
     def copy_to(self, other: "Model") -> None:
-        """Copy all tensors: the memcpy that other times are held against."""
+        """Copy all tensors: the memcpy with which other times are compared."""
         other.take(self.arrays)
 
     def take(self, arrays: Mapping[str, Array]) -> None:
@@ -111,21 +112,21 @@ class Model:
             np.copyto(array, arrays[name])
 
     def rest_on(self, flat: NDArray[Any]) -> None:
-        """Let the tensors be parts of one block of bytes, for whoever receives into a block."""
+        """Make the tensors views of one block of bytes, for contenders that receive a block."""
         at = 0
         for name, array in self.arrays.items():
             self.arrays[name] = flat[at : at + array.nbytes].view(np.float32)
             at += array.nbytes
 
     def read_from(self, flat: NDArray[Any]) -> None:
-        """Take the values from one block of bytes in which the tensors follow each other."""
+        """Copy the values from one block of bytes that has all tensors in order."""
         at = 0
         for array in self.arrays.values():
             np.copyto(array, flat[at : at + array.nbytes].view(np.float32))
             at += array.nbytes
 
     def write_to(self, flat: NDArray[Any]) -> None:
-        """Write the values into one block of bytes in which the tensors follow each other."""
+        """Copy the values to one block of bytes, all tensors in order."""
         at = 0
         for array in self.arrays.values():
             np.copyto(flat[at : at + array.nbytes].view(np.float32), array)

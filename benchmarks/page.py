@@ -1,7 +1,7 @@
-"""Write what was measured into `docs/PERFORMANCE.md`: `python benchmarks/page.py BENCH TARGETS`.
+"""Write results into `docs/PERFORMANCE.md`: `python benchmarks/page.py BENCH TARGETS`.
 
-The two files are from `bench.py --json` and `targets.py --json`. What stands between the page's
-marks is replaced; the rest of the page is for people to write.
+The two files are from `bench.py --json` and `targets.py --json`. The program replaces the text
+between the page's marks; people write the rest of the page.
 """
 
 import argparse
@@ -30,12 +30,12 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def machine(bench: Results, _targets: Results) -> str:
-    """Say what it was measured on."""
+    """Return the description of the machine."""
     return ", ".join(f"{name} {value}" for name, value in bench["machine"].items()) + "."
 
 
 def targets(_bench: Results, targets: Results) -> str:
-    """Show every target."""
+    """Return the table of all targets."""
     rows = [
         [
             f"`{line['row']}`",
@@ -51,7 +51,7 @@ def targets(_bench: Results, targets: Results) -> str:
 
 
 def limits(bench: Results, _targets: Results) -> str:
-    """Show the limits and weightbus."""
+    """Return the table of the limits and weightbus."""
     rows: list[list[str]] = []
     notes: list[str] = []
     for c in (c for c in _there(bench) if not c["peer"] and c["bytes"] != COUNTED):
@@ -74,7 +74,7 @@ def limits(bench: Results, _targets: Results) -> str:
 
 
 def peers(bench: Results, _targets: Results) -> str:
-    """Show each peer's time over weightbus's; in parentheses over that of resident workers."""
+    """Return the ratios of peers' times to weightbus's (in parentheses: to resident workers')."""
     sizes = [c for c in _there(bench) if c["bytes"] != COUNTED]
     cases = dict.fromkeys((c["shape"], c["workers"], c["pause"]) for c in sizes)
     ratios: dict[str, dict[tuple[str, int, float], str]] = {}
@@ -94,7 +94,7 @@ def peers(bench: Results, _targets: Results) -> str:
 
 
 def tensors(bench: Results, _targets: Results) -> str:
-    """Show what the number of tensors costs."""
+    """Return the table of times by the number of tensors."""
     found: dict[str, dict[int, str]] = {}
     for c in (c for c in _there(bench) if c["bytes"] == COUNTED):
         for r in c["results"]:
@@ -111,10 +111,10 @@ PARTS = {each.__name__: each for each in (machine, targets, limits, peers, tenso
 
 
 def written(page: str, bench: Results, targets: Results) -> str:
-    """Return the page with every part anew.
+    """Return the page with all parts replaced.
 
     Raises:
-        ValueError: A part has no marks in it.
+        ValueError: The page has no marks for a part.
     """
     for name, part in PARTS.items():
         marks = re.compile(rf"(<!-- measured: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)

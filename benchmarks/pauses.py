@@ -1,7 +1,7 @@
-"""What a version costs whoever reads a resident model: `... pauses SHAPE ROUNDS`.
+"""Measure what a version costs a reader of a resident model: `... pauses SHAPE ROUNDS`.
 
-Pages that were exchanged are not in the cache of whoever reads them next, so what the first reading
-of all values takes longer than the second counts as well. Prints one line of JSON.
+Exchanged pages are not in the cache of the next reader. So the cost includes how much longer the
+first read of all values takes than the second. Prints one line of JSON.
 """
 
 import sys
@@ -14,7 +14,7 @@ from .process import Answers
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
-    """Publish so often; return what the worker noted, and plain copies of the same in turns."""
+    """Publish `rounds` versions; return the worker's times, and plain copies measured in turns."""
     model = Model(shape, zeros=False)
     bus = Bus("weightbus", "weightbus_resident", "network", resident="workers", timed=True)
     bus.start(1, model)
@@ -35,7 +35,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> list[float]:
-    """Return what a version costs a reader, over a memcpy, round by round."""
+    """Return the ratio of a reader's cost to a memcpy, round by round."""
     rounds = zip(found["shut"], found["first"], found["warm"], found["memcpy"], strict=True)
     return [(shut + first - warm) / memcpy for shut, first, warm, memcpy in rounds]
 

@@ -1,4 +1,4 @@
-"""Results as pictures: time over size, workers and tensors; a panel for each transport."""
+"""Plot results: time by size, workers and tensors, with a panel for each transport."""
 
 import math
 from collections import defaultdict
@@ -8,27 +8,30 @@ from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # files only; there need not be a screen
+mpl.use("Agg")  # writes only files, so that no screen is needed
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from .cases import COUNTED
 from .contender import LIMITS
 
-Point = tuple[float, float, float, float]  # where, then the median and the quartiles
+Point = tuple[float, float, float, float]  # position, median and quartiles
 K = TypeVar("K")
 
 Where = Callable[[dict[str, Any]], float]
 Series = dict[tuple[str, str], list[Point]]  # by kind and title
 
-TRANSPORTS = {"raw_tcp": "over TCP", "fill_copy": "through shared memory"}  # by the limit of each
-LABEL = 0.034  # of the height of a panel, that one line of text takes
+TRANSPORTS = {
+    "raw_tcp": "over TCP",
+    "fill_copy": "through shared memory",
+}  # by the limit of each transport
+LABEL = 0.034  # the height of a line of text, as a share of a panel's height
 LEADER = {"arrowstyle": "-", "alpha": 0.4, "linewidth": 0.8, "relpos": (0, 0.5)}
 ROOM = 1.06  # between the curves and their labels, as a share of a panel's width
 
 
 class Style(NamedTuple):
-    """How the lines of a kind look: weightbus and the limits lie in front of the peers."""
+    """The style of the curves of a kind; weightbus and the limits are in front of the peers."""
 
     line: str
     width: float
@@ -46,10 +49,12 @@ STYLES = {
 
 
 def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw what a file of results holds; return the files that were written."""
+    """Draw the contents of a file of results; return the written files."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [c for c in comparisons if not c["left_out"]]
-    kept = [c for c in kept if c["pause"] == kept[0]["pause"]]  # a curve is of one kind
+    kept = [
+        c for c in kept if c["pause"] == kept[0]["pause"]
+    ]  # all points of a curve have the same pause
     by_count = [c for c in kept if c["bytes"] == COUNTED]
     sizes = [c for c in kept if c["bytes"] != COUNTED] or kept
     workers = min(c["workers"] for c in sizes)
@@ -85,7 +90,7 @@ def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _series(comparisons: list[dict[str, Any]], where: Where, limit: str) -> Series:
-    """Return the points of each contender of a transport; a peer's are from its own comparison."""
+    """Return the points of each contender of a transport; a peer's come from its own comparison."""
     series: Series = defaultdict(list)
     for comparison in sorted(comparisons, key=where):
         for result in comparison["results"]:
@@ -149,7 +154,7 @@ def _curves(panel: Axes, series: Series) -> None:
 
 
 def _labels(panel: Axes, series: Series) -> None:
-    """Write each curve's name beside its end, none over another."""
+    """Write each curve's name at its end, without overlaps."""
     ends = {key: points[-1] for key, points in series.items()}
     low, high = (math.log(end) for end in panel.get_ylim())
     heights = {key: (math.log(end[1]) - low) / (high - low) for key, end in ends.items()}
@@ -169,8 +174,8 @@ def _labels(panel: Axes, series: Series) -> None:
 
 
 def spread(heights: dict[K, float], apart: float) -> dict[K, float]:
-    """Move heights so little that all are so far apart, in the same order."""
-    groups: list[tuple[list[K], float]] = []  # which touch one another, and their middle
+    """Move heights as little as possible so that all are at least a distance apart, in order."""
+    groups: list[tuple[list[K], float]] = []  # labels that touch each other, and their middle
     for key in sorted(heights, key=lambda k: heights[k]):
         group, middle = [key], heights[key]
         while groups and middle - groups[-1][1] < apart * (len(group) + len(groups[-1][0])) / 2:
@@ -181,6 +186,6 @@ def spread(heights: dict[K, float], apart: float) -> dict[K, float]:
     found: dict[K, float] = {}
     for group, middle in groups:
         half = apart * (len(group) - 1) / 2
-        lowest = max(0.0, min(middle - half, 1.0 - 2 * half))  # inside of the panel
+        lowest = max(0.0, min(middle - half, 1.0 - 2 * half))  # inside the panel
         found |= {key: lowest + apart * place for place, key in enumerate(group)}
     return found

@@ -1,4 +1,4 @@
-"""What a worker with a good key notices while others flood its publisher: pongs, and joins."""
+"""Measure, during a flood, how long pongs take, and whether workers with allowed keys can join."""
 
 import threading
 import time
@@ -11,16 +11,16 @@ from weightbus.bus.messages import Ping, Pong
 
 from .dealer import Dealer
 
-MODEL = "probe"  # which nobody publishes, so no publish waits for a probe
+MODEL = "probe"  # a model that is never published, so that no publish waits for a probe
 PING_SECONDS = 0.05
-SILENT_SECONDS = 2.0  # after which it joins anew, as its connection may be gone
+SILENT_SECONDS = 2.0  # after this silence it joins again, since its connection may be lost
 
 
 class Pongs:
-    """A worker that pings, and notes how long the answers take.
+    """A worker that pings, and records how long the answers take.
 
     Attributes:
-        longest: Seconds; what is not answered counts from when it was said.
+        longest: The longest time in seconds; an unanswered ping counts from its sending.
     """
 
     def __init__(self, address: str) -> None:
@@ -42,7 +42,7 @@ class Pongs:
                 dealer.close()
 
     def _ping(self, dealer: Dealer, token: int) -> bool:
-        """Ping once; return whether there was an answer."""
+        """Ping once; return whether an answer arrived."""
         said = time.monotonic()
         dealer.say(Ping(token=token))
         while (left := said + SILENT_SECONDS - time.monotonic()) > 0:
@@ -66,7 +66,7 @@ class Pongs:
 
 
 def joins(address: str, name: str, seconds: float) -> bool:
-    """Have a worker join; return whether it is in after so many seconds."""
+    """Make a worker join; return whether it has joined within `seconds`."""
     target = {"w": np.zeros(4, np.float32)}
     try:
         with Subscriber(address, {MODEL: target}, name=name) as subscriber:

@@ -1,7 +1,7 @@
-"""A child process that answers questions: one line of JSON down, one line of JSON back.
+"""A child process that answers questions: one line of JSON each way.
 
-Every answer has a deadline. A child ends when its standard input ends, so that none outlives the
-process that started it, however that one ended.
+Every answer has a deadline. A child ends when its standard input ends, so that it never outlives
+the process that started it.
 """
 
 import json
@@ -16,26 +16,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-ENVIRONMENT = {  # one thread for computing in each process, or they would fight over the cores
+ENVIRONMENT = {  # one computing thread in each process, so that processes do not compete for cores
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-GRACE = 10.0  # seconds that a process gets to end on its own
+GRACE = 10.0  # seconds for a process to end by itself
 
 Answer = dict[str, Any]
 
 
 class ProcessError(Exception):
-    """A child process failed, fell silent, or is gone."""
+    """A child process failed, did not answer in time, or has ended."""
 
 
 class Conversation(ABC):
-    """Questions go down to a child, answers come up from it.
+    """The parent's end: sends questions to a child, and receives the answers.
 
     Args:
-        name: What the child is called in errors.
-        down, up: The descriptors, which are the caller's to close.
+        name: The child's name in errors.
+        down, up: The descriptors to write and to read; the caller closes them.
     """
 
     def __init__(self, name: str, down: int, up: int) -> None:
@@ -44,23 +44,23 @@ class Conversation(ABC):
         self._buffer = b""
 
     def ask(self, question: str, timeout: float) -> Answer:
-        """Ask and wait for the answer.
+        """Send a question and wait for the answer.
 
         Raises:
-            ProcessError: There is none in time, or it is an error.
+            ProcessError: The answer does not arrive in time, or is an error.
         """
         self.tell(question)
         return self.answer(timeout)
 
     def tell(self, question: str) -> None:
-        """Ask; `answer` gives the answer."""
+        """Send a question; `answer` returns its answer."""
         try:
             os.write(self._down, question.encode() + b"\n")
         except BrokenPipeError:
             raise ProcessError(self._gone()) from None
 
     def answer(self, timeout: float) -> Answer:
-        """Return the next answer."""
+        """Wait for the next answer, and return it."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             readable, _, _ = select.select([self._up], [], [], max(0, deadline - time.monotonic()))
@@ -89,11 +89,11 @@ class Conversation(ABC):
 
     @abstractmethod
     def wait(self) -> int | None:
-        """Wait for its end, but not for long; return the status, or None if it lives on."""
+        """Wait for its end for a limited time; return the status, or None if it still runs."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it: by closing its end of the questions, or else by force."""
+        """End it: close its input, and kill it if that does not help."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,13 +103,13 @@ class Conversation(ABC):
 
 
 class Process(Conversation):
-    """A module of ours, run as a process of its own.
+    """A module of this package, run as a child process.
 
     Args:
         name: What it is called in errors.
         module: The module to run, below `weightbus.benchmarks`; or a script, by its path.
         arguments: Its command line.
-        environment: Variables that it gets beside ours.
+        environment: Additional environment variables.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Process(Conversation):
             return None
 
     def end(self, timeout: float) -> Answer:
-        """Close its standard input; return its last words."""
+        """Close its standard input; return its last output."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         return self.answer(timeout)
@@ -154,15 +154,15 @@ class Process(Conversation):
 
 
 class Spawned(Conversation):
-    """A function of ours in a process that multiprocessing spawns.
+    """A function of this package in a process that multiprocessing spawns.
 
-    For systems whose queues can be handed to a process at its birth alone.
+    For systems whose queues can be passed to a process only when it is created.
 
     Args:
         name: What it is called in errors.
-        target: The function; it gets the arguments, then where questions come from and where
-            answers go (connections, to be used by their descriptors).
-        arguments: What multiprocessing can hand over.
+        target: The function; after the arguments, it gets the connections for questions and for
+            answers, whose descriptors it must use.
+        arguments: The arguments, which multiprocessing can pass.
     """
 
     def __init__(self, name: str, target: Callable[..., None], *arguments: object) -> None:
@@ -195,18 +195,18 @@ class Spawned(Conversation):
 
 
 class Answers:
-    """The other end, in the child: answers questions until there are no more.
+    """The child's end: answers questions until the parent closes its end.
 
     Args:
-        questions: What can be asked.
-        down, up: The descriptors; those of standard input and output unless told.
+        questions: The functions that answer questions, by name.
+        down, up: The descriptors to read and to write; by default standard input and output.
     """
 
     def __init__(
         self, questions: dict[str, Callable[[], Answer]], down: int = 0, up: int = 1
     ) -> None:
         self._questions = questions
-        # Whatever a library prints goes to standard error; standard output carries answers only.
+        # The output of libraries goes to standard error: standard output has only answers.
         self._up = os.dup(up)
         os.dup2(2, 1)
         self._down = down
@@ -216,7 +216,7 @@ class Answers:
         os.write(self._up, json.dumps(answer).encode() + b"\n")
 
     def serve(self) -> None:
-        """Answer in this thread; return when the parent closes its end."""
+        """Answer in this thread until the parent closes its end."""
         with open(self._down, closefd=False) as questions:
             for line in questions:
                 try:
@@ -225,12 +225,12 @@ class Answers:
                     self.say({"error": f"{type(error).__name__}: {error}"})
 
     def serve_beside(self) -> None:
-        """Answer in a thread of its own, and end the process when the parent closes its end."""
+        """Answer in a separate thread, which ends the process when the parent closes its end."""
 
         def run() -> None:
             try:
                 self.serve()
-            finally:  # even if nobody was there to take the last answer
+            finally:  # even if the last answer could not be written
                 os._exit(0)
 
         threading.Thread(target=run, name="answers", daemon=True).start()

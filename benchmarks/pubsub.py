@@ -1,6 +1,6 @@
-"""What contenders over bare ZeroMQ share: a PUB socket, and one acknowledgement from each worker.
+"""The base of contenders over plain ZeroMQ: a PUB socket, and an acknowledgement by each worker.
 
-No layout, no checksums, no staging, no window and no repair: the queues have no bound.
+There is no layout, checksum, staging, window or repair, so the queues are unlimited.
 """
 
 import time
@@ -20,7 +20,7 @@ Socket = zmq.Socket[bytes]
 
 
 class PubSub(ABC):
-    """The publisher's side; what it sends is for the contender to say."""
+    """The publisher's side; the contender defines the messages."""
 
     title: str
     module: str
@@ -50,7 +50,7 @@ class PubSub(ABC):
         return time.perf_counter() - before
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """Do what is not timed."""
+        """Prepare a version, without counting the time."""
 
     @abstractmethod
     def send(self) -> None:
@@ -73,10 +73,10 @@ def sockets(worker: Worker, queue: int = 0) -> tuple[Socket, Socket]:
     """Return a worker's sockets: one for versions, one for acknowledgements.
 
     Args:
-        worker: The worker; it is ready then.
-        queue: Messages that may lie unread; 0: any number.
+        worker: The worker, which is ready afterwards.
+        queue: The largest number of unread messages; 0: unlimited.
     """
-    context: zmq.Context[Any] = zmq.Context.instance()  # which lives as long as the process
+    context: zmq.Context[Any] = zmq.Context.instance()  # which exists as long as the process
     sub, acks = context.socket(zmq.SUB), context.socket(zmq.PUSH)
     sub.setsockopt(zmq.RCVHWM, queue)
     sub.setsockopt(zmq.SUBSCRIBE, b"")

@@ -1,14 +1,13 @@
 """Measure what a relay costs: `python benchmarks/relay.py`.
 
-One publisher has a worker; another has a relay, and the relay a worker; at a third, the relay's
-worker copies from the relay's memory. All of them are on this host, publishers in this process and
-the others in processes of their own, and all other bytes go over loopback. What is measured, in
-turns, is the time from `publish` until the worker has applied the version. Then the memory that the
-relay has over that of an idle one, in models, and the pages that it touched for the first time per
-version, once it has buffers. A ratio or memory that breaks its bound ends it with status 1. A
-minute; on a busy machine the quartiles say how much to believe. With two cores, three processes
-that copy at once share them: the ratio is then mostly that of the copies that are made, by the
-kernel and by ourselves.
+The first publisher has a worker; the second has a relay with a worker; the third, too, but its
+worker copies from the relay's memory. All are on this host: the publishers in this process, the
+others in separate processes. All other bytes go over loopback. The program measures, in turns, the
+time from `publish` until the worker has applied the version. Then it measures how much more memory
+the relay has than an idle one, in models, and how many new pages it touches per version once it has
+buffers. A ratio or memory that breaks its bound ends the program with status 1. It takes a minute;
+on a busy machine, look at the quartiles. With two cores, three processes that copy at once compete
+for them: then the ratio is mostly the ratio of the numbers of copies.
 """
 
 import argparse
@@ -38,9 +37,11 @@ from weightbus.python_client.relay import Relay
 MODEL = "policy"
 SIZE = "200MiB/100"
 ROUNDS = 15
-WARM = 4  # versions of each way that are not counted: buffers and caches are new
+WARM = 4  # versions of each way that do not count, since buffers and caches are new
 RATIO = (1.6, 1.3)  # must, reach
-MODELS_MAX = 3.1  # in a relay's memory: the arriving version, the latest, and one still in sockets
+MODELS_MAX = (
+    3.1  # models in a relay's memory: the arriving version, the latest, and one still in sockets
+)
 FOREVER = 86_400.0
 NETWORK = Settings(shared_memory=False)
 
@@ -49,7 +50,7 @@ Questions = dict[str, Callable[[], Answer]]
 
 
 def serve_worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Apply versions, and note when."""
+    """Apply versions, and record the times."""
     model, applied = Model(Shape.parse(about["size"]), zeros=True), queue.SimpleQueue[float]()
     settings = Settings(shared_memory=about["shared"])
     made = Subscriber(about["above"], {MODEL: model.arrays}, name="w", settings=settings)
@@ -67,7 +68,7 @@ def serve_worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -
 
 
 def serve_relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Pass versions on, from segments, as relays do unless their settings forbid that."""
+    """Run a relay with shared memory, which is the default."""
     made = Relay(about["above"], "tcp://127.0.0.1:0", [MODEL], name="relay")
     relay = undo.enter_context(made)
     questions["address"] = lambda: {"address": relay.address}
@@ -82,7 +83,7 @@ ROLES = {"worker": serve_worker, "relay": serve_relay}
 
 
 def serve(text: str) -> None:
-    """Be a process of its own, until the parent closes our standard input."""
+    """Run a relay or worker until the parent closes our standard input."""
     about, questions = json.loads(text), Questions()
     with ExitStack() as undo:
         ROLES[about["role"]](questions, about, undo)
@@ -93,9 +94,9 @@ class Way:
     """A publisher and a worker.
 
     Args:
-        name: What it is called in rows.
+        name: Its name in rows.
         relayed: Whether a relay is between them.
-        shared: Whether the worker copies from the memory of what is above it.
+        shared: Whether the worker copies from the relay's or publisher's memory.
         size: The size of the model.
         undo: Ends everything.
     """
@@ -134,19 +135,19 @@ class Way:
         return self.worker.ask("applied", ANSWER_SECONDS)["at"] - begun
 
     def check(self) -> None:
-        """Raise unless the worker has the bytes that were published last."""
+        """Raise an error unless the worker has the bytes that were published last."""
         if self.worker.ask("digest", ANSWER_SECONDS)["digest"] != self.model.digest():
             raise RuntimeError(f"{self.name}: the worker holds other bytes than were published")
 
 
 def quartiles(seconds: list[float]) -> str:
-    """Return the median, and between which times half of all lie, in milliseconds."""
+    """Return the median and the quartiles in milliseconds."""
     low, middle, high = (1e3 * each for each in statistics.quantiles(seconds, n=4))
     return f"{middle:7.1f} ms   ({low:.1f} to {high:.1f})"
 
 
 def measure(size: str, rounds: int, console: Console) -> bool:
-    """Measure both ways in turns; return whether every bound was kept."""
+    """Measure all ways in turns; return whether every bound was kept."""
     with ExitStack() as undo:
         direct, relayed = Way("direct", size, undo, relayed=False), Way("relay", size, undo)
         ways = [direct, relayed, Way("shared", size, undo, shared=True)]

@@ -1,4 +1,4 @@
-"""Results as tables for a person."""
+"""Print results as tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from .losses import Losses
 
 
 def print_machine(machine: dict[str, str], console: Console) -> None:
-    """Print what the numbers were measured on."""
+    """Print the description of the machine."""
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
 
 
 def print_left_out(missing: dict[str, list[str]], console: Console) -> None:
-    """Print which contenders cannot run here, and what they lack."""
+    """Print the contenders that cannot run here, and the packages or programs that they lack."""
     for name, needs in missing.items():
         if needs:
             console.print(f"left out: {name}, which needs {', '.join(needs)}", highlight=False)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print one comparison, or why there is none."""
+    """Print one comparison, or the reason why it was left out."""
     plan = comparison.plan
     if comparison.left_out:
         console.print(f"{_what(plan)}: left out, {comparison.left_out}")
@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
-    """Print the peers of one plan, each of which was alone with the limits and weightbus."""
+    """Print the peers of one plan, each from its comparison with the limits and weightbus."""
     if not comparisons:
         return
     plan = comparisons[0].plan
@@ -54,7 +54,7 @@ def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
 
 
 def print_held(held: Held, bound: float, console: Console) -> None:
-    """Print how much of another checkout's time this one takes."""
+    """Print the ratio of this checkout's time to another checkout's."""
     r, verdict = held.ratio, "SLOWER" if held.ratio.low > bound else "kept"
     console.print(
         f"{held.row:6} {held.name:28} {held.workers} worker(s)  {r.median:.3f} ({r.low:.3f}-"
@@ -64,7 +64,7 @@ def print_held(held: Held, bound: float, console: Console) -> None:
 
 
 def print_losses(found: Losses, with_what: str, console: Console) -> None:
-    """Print which peers were faster than weightbus on their transport, and where."""
+    """Print the cases in which a peer was faster than weightbus on its transport."""
     title = f"lost, {with_what}: {found.count} {found.text}; {len(found.lost)} of all measured"
     console.print(title, highlight=False)
     if not found.lost:

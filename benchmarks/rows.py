@@ -1,4 +1,4 @@
-"""Measuring the rows of the table of targets: each function yields the lines of one row."""
+"""Measure the rows of the table of targets; each function yields the lines of one row."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -36,21 +36,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured. The targets are for what stands here; tests take less.
+    """How much to measure. The targets are for the defaults; tests measure less.
 
     Attributes:
         model, small: The models.
         many, one: Models of the same bytes, in many tensors and in one.
-        workers: Of the numbers of workers in the table, those to measure.
-        rounds: Rounds of each comparison; None: as many as the benchmark takes.
-        starts: Fresh processes, where a row is about what happens once in each.
-        crowd: Workers whose cost is held against that of one.
-        horde: Workers among whom a publisher's cost is shared out, of a small model.
-        kinds: Of memory that a resident model lies in.
-        others: Workers beside a stopped one.
-        seconds: For which it is stopped: it is lost after 5 and hung up on after 30.
-        bench: Comparisons of `bench.py --json`, which are not made again.
-        must_alone: Leave out what has no bound that must be kept.
+        workers: The numbers of workers to measure, of those in the table.
+        rounds: The rounds of each comparison; None: the benchmark's default.
+        starts: The number of new processes for rows about what happens once in each process.
+        crowd: The number of workers whose cost is compared with the cost of one.
+        horde: The number of workers by which the publisher's cost of a small model is divided.
+        kinds: The kinds of a resident model's memory.
+        others: The number of workers in addition to a stopped one.
+        seconds: How long it is stopped: it is lost after 5 s and disconnected after 30 s.
+        bench: Comparisons of `bench.py --json`, which are not measured again.
+        must_alone: Measure only lines with a bound that must be kept.
     """
 
     model: Shape = MODEL
@@ -69,7 +69,7 @@ class Scale:
     must_alone: bool = False
 
     def known(self, shape: Shape, workers: int) -> list[dict[str, Any]]:
-        """Return the comparisons of a case that have been made before."""
+        """Return the earlier comparisons of a case."""
         case = shape.text, workers, 0.0
         return [c for c in self.bench if (c["shape"], c["workers"], c["pause"]) == case]
 
@@ -99,7 +99,7 @@ def _compared(
 
 
 def _lines(goals: list[Goal], comparisons: list[dict[str, Any]]) -> Iterator[Line]:
-    """Yield what these come to, each from the comparison that was the peer's own, if of a peer."""
+    """Yield the lines of the comparisons; a peer's line is from the peer's own comparison."""
     by_peer = {c["peer"]: {r["name"]: r["rounds"] for r in c["results"]} for c in comparisons}
     for goal in goals:
         peer = next((name for name in (goal.mine, goal.other) if name in PEERS), "")
@@ -134,7 +134,7 @@ def crowd(scale: Scale, say: Say) -> Iterator[Line]:
 
 
 def resident_pause(scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield what a version costs a reader of a resident model."""
+    """Yield the cost of a version for a reader of a resident model."""
     say("a resident worker's pause")
     rounds = plan(scale.model, 1, scale.rounds).rounds
     with Process("pauses", "pauses", scale.model.text, str(rounds)) as process:
@@ -144,7 +144,7 @@ def resident_pause(scale: Scale, say: Say) -> Iterator[Line]:
 
 
 def forwards(scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield the time of a forward pass of a resident model over that of an ordinary one."""
+    """Yield the ratio of a forward pass of a resident model to one of an ordinary model."""
     for kind in scale.kinds:
         say(f"a forward pass, resident, {kind}")
         rounds = plan(scale.model, 1, scale.rounds).rounds
@@ -157,7 +157,7 @@ def forwards(scale: Scale, say: Say) -> Iterator[Line]:
 
 
 def lost(scale: Scale) -> Iterator[Line]:
-    """Yield how many comparisons with peers are lost, if they have been made."""
+    """Yield how many comparisons with peers are lost, if there are results."""
     kinds: tuple[tuple[Against, str, float | None], ...] = (
         ("over_weightbus", "copying", 8),
         ("over_resident", "with resident workers", None),
@@ -179,7 +179,7 @@ def many(scale: Scale, say: Say) -> Iterator[Line]:
 
 
 def _duel(sides: dict[str, tuple[str, Plan]], say: Say) -> dict[str, Result]:
-    """Let the same contender take turns with itself in other circumstances."""
+    """Compare a contender with itself under other conditions, in turns."""
     with ExitStack() as stack:
         hosts = {k: stack.enter_context(host(name, each)) for k, (name, each) in sides.items()}
         empty = {k: introduced(sides[k][0], each) for k, each in hosts.items()}
@@ -188,7 +188,7 @@ def _duel(sides: dict[str, tuple[str, Plan]], say: Say) -> dict[str, Result]:
 
 
 def costs(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield what a publish costs besides time, over several fresh publishers and workers."""
+    """Yield the memory and pauses of a publish, over several new publishers and workers."""
     for transport in TRANSPORTS:
         runs: list[dict[str, Any]] = []
         for start in range(scale.starts):
@@ -223,7 +223,7 @@ def _ratios(runs: list[dict[str, Any]], some: str, others: str) -> Spread:
 
 
 def stopped(scale: Scale, say: Say) -> Iterator[Line]:
-    """Yield what a stopped worker costs the others, over either transport."""
+    """Yield the cost of a stopped worker for the others, over each transport."""
     for shape, transport in product((scale.small, scale.model), TRANSPORTS):
         say(f"a stopped worker, {shape.text}, {transport}: {scale.seconds:.0f} s")
         arguments = (shape.text, transport, str(scale.others), str(scale.seconds))

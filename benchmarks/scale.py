@@ -1,17 +1,16 @@
 """Measure trees of relays over shaped links: `python benchmarks/scale.py`, or `make scale`.
 
-A host sends at most 200 Mb/s, and receives as fast as others send. Each host is a network namespace
-with a link to a switch, if that is permitted: as root. Else it is an address of the loopback
-device, with a proxy that limits what its publisher or relay sends (`--links proxies`). Nothing is
-left behind. A row is a ratio of two
-trees, beside the least that arithmetic allows: a publisher that sends N copies over one link needs
-N times as long as for one, and a chunk that goes through K relays is late by K chunks. What is
-measured is the time from `publish` to its receipt, which has every worker. A row that misses its
-bound ends it with status 1. Five minutes; the links, not the processors, set the pace, but a busy
-machine is slower.
+A host sends at most 200 Mb/s, and receives without a limit. With root, each host is a network
+namespace with a link to a switch. Without root, it is an address of the loopback device, with a
+proxy that limits what its publisher or relay sends (`--links proxies`). Everything is removed at
+the end. A row is a ratio of two trees, printed with the optimum by arithmetic: a publisher that
+sends N copies over one link needs N times as long as for one, and a chunk through K relays is late
+by K chunks. The measured time is from `publish` to its receipt, which has every worker. A row that
+misses its bound ends the program with status 1. It takes five minutes; the links limit the speed,
+but a busy machine is slower.
 
-Some rows of scale are commands of their own: `benchmarks/relay.py` has time and memory over
-loopback, and `tests/simulation/scale.py` has the messages of 10,000 workers.
+Other measurements of scale: `benchmarks/relay.py` measures time and memory over loopback, and
+`tests/simulation/scale.py` counts the messages of 10,000 workers.
 """
 
 import argparse
@@ -45,13 +44,13 @@ HUB, HOST, BRIDGE, LINK = "wbshub", "wbs", "wbsbr", "wbsv"  # namespaces and dev
 NETWORK = "10.79.0"
 RATE = "rate 200mbit burst 128kb limit 1mb"
 BYTES_PER_SECOND, BURST = 25e6, 2**17  # the same
-# Where there are no namespaces: the networks of the servers, and of the proxies before them.
+# Without namespaces: the networks of the servers, and of the proxies before them.
 LOOPBACK, PROXIES = "127.79.0", "127.80.0"
 CHUNK, MIB = 2**20, 2**20
 PUBLISH_SECONDS = 120.0
 NEWNET = 0x40000000  # CLONE_NEWNET of setns(2)
-SMALL = 2**14  # numbers of the model of which the publisher's processor time is measured
-CROWD = 100  # workers of each relay then
+SMALL = 2**14  # number of elements of the model for the publisher's processor time
+CROWD = 100  # number of workers of each relay for that
 FOREVER = 86_400.0
 
 
@@ -109,7 +108,7 @@ Questions = dict[str, Callable[[], Answer]]
 
 
 def publisher(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Publish when asked to."""
+    """Run a publisher, which publishes when it is asked."""
     settings = Settings(chunk_bytes=CHUNK, data=address_of(about, data=True))
     made = Publisher(address_of(about), insecure=True, settings=settings)
     opened = undo.enter_context(made)
@@ -131,7 +130,7 @@ def publisher(questions: Questions, about: dict[str, Any], undo: ExitStack) -> N
 
 
 def relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Pass versions on."""
+    """Run a relay."""
     settings = Settings(data=address_of(about, data=True))
     at = about["above"], address_of(about), [MODEL]
     made = Relay(*at, name=f"relay-{about['host']}", insecure=True, settings=settings)
@@ -141,7 +140,7 @@ def relay(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
 
 
 def link(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Limit what the publisher or relay of a host sends."""
+    """Run a proxy that limits what the publisher or relay of a host sends."""
     host = about["host"]
     ends = f"{LOOPBACK}.{host}", f"{PROXIES}.{host}"
     made = Link(*ends, ports_of(host), BYTES_PER_SECOND, BURST)
@@ -150,12 +149,12 @@ def link(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
 
 
 def ports_of(host: int) -> tuple[int, int]:
-    """Return the ports of what is on a host: others than elsewhere, for the loopback device."""
+    """Return the ports of a host; each host has different ones, for the loopback device."""
     return PORT + 2 * host, PORT + 2 * host + 1
 
 
 def address_of(about: dict[str, Any], *, data: bool = False) -> str:
-    """Return the address of a publisher or relay on its host; `data`: that of its data."""
+    """Return the control or data address of a publisher or relay on its host."""
     network = NETWORK if about["namespaces"] else LOOPBACK
     return f"tcp://{network}.{about['host']}:{ports_of(about['host'])[data]}"
 
@@ -163,8 +162,8 @@ def address_of(about: dict[str, Any], *, data: bool = False) -> str:
 def workers(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
     """Apply versions, with one or more workers."""
     made = list[Subscriber]()
-    settings = Settings(shared_memory=about["near"])  # namespaces do not part /dev/shm
-    # A crowd has not the memory for a model each, and all of them write the same values.
+    settings = Settings(shared_memory=about["near"])  # namespaces share /dev/shm
+    # Many workers share one model's memory, to save memory; all write the same values.
     target = {MODEL: {"w": np.zeros(about["size"], np.float32)}}
     for name in about["names"]:
         worker = Subscriber(about["above"], target, name=name, settings=settings)
@@ -183,7 +182,7 @@ ROLES = {"publisher": publisher, "relay": relay, "link": link, "workers": worker
 
 
 def serve(text: str) -> None:
-    """Be a process of its own, until the parent closes our standard input."""
+    """Run one of the processes until the parent closes our standard input."""
     about, questions = json.loads(text), Questions()
     if about["namespaces"]:
         enter(about["host"])
@@ -204,7 +203,7 @@ def run(*words: str) -> None:
 def hosts(count: int, *, both_ways: bool = False) -> Generator[None]:
     """Make hosts 1 to `count`, and remove them at the end.
 
-    `both_ways`: whether the link limits also what a host receives.
+    If `both_ways`, links also limit what hosts receive.
     """
     with ExitStack() as undo:
         for name in (HUB, *(f"{HOST}{i}" for i in range(1, count + 1))):
@@ -230,7 +229,7 @@ def hosts(count: int, *, both_ways: bool = False) -> Generator[None]:
 
 
 def why_no_namespaces() -> str:
-    """Return why this machine has no hosts that are network namespaces; empty: it has."""
+    """Return why network namespaces are not possible on this machine; empty if they are."""
     for words in (("ip", "-V"), ("tc", "-V"), ("unshare", "--net", "true")):
         try:
             run(*words)
@@ -246,7 +245,7 @@ class Tree:
 
     Args:
         relays: By host, the host of the publisher or relay above.
-        workers: (host, hosts of what is above in order of preference, number of workers).
+        workers: (host, hosts of the publisher or relays in order of preference, number of workers).
         size: Numbers of float32 of the model.
         undo: Ends the processes.
         namespaces: Whether hosts are network namespaces; else they have proxies.
@@ -284,7 +283,7 @@ class Tree:
             time.sleep(0.05)
 
     def _at(self, host: int, *, near: bool = False) -> str:
-        """Return the address of what is on a host; `near`: for workers on the same host."""
+        """Return the address of a host's publisher or relay; `near`: for workers on that host."""
         network = NETWORK if self._namespaces else LOOPBACK if near else PROXIES
         return f"tcp://{network}.{host}:{ports_of(host)[0]}"
 
@@ -294,7 +293,7 @@ class Tree:
         return self._undo.enter_context(Process(f"{role} on host {host}", "scale", about))
 
     def received(self, host: int) -> int:
-        """Return the bytes to a relay's host; with proxies, all that the publisher has sent."""
+        """Return the bytes sent to a relay's host; with proxies, all bytes from the publisher."""
         if self._namespaces:
             return int(self.relays[host].ask("received", ANSWER_SECONDS)["bytes"])
         return int(self._links[1].ask("sent", ANSWER_SECONDS)["bytes"])
@@ -308,7 +307,7 @@ class Tree:
 
 
 class Measured:
-    """Measures trees, each once."""
+    """Measures trees, and caches the results."""
 
     def __init__(self, mib: int, rounds: int, *, namespaces: bool) -> None:
         self._size, self._rounds = mib * MIB // 4, rounds
@@ -317,7 +316,7 @@ class Measured:
     def _seconds(
         self, relays: dict[int, int], workers: Sequence[tuple[int, Sequence[int], int]]
     ) -> float:
-        """Return the least seconds of a publish, after one that is not counted."""
+        """Return the least seconds of a publish; the first publish does not count."""
         with ExitStack() as undo:
             tree = Tree(relays, workers, self._size, undo, namespaces=self._namespaces)
             tree.publish()
@@ -338,7 +337,7 @@ class Measured:
         return self.flat / self._seconds({2: 1, 3: 1}, behind)
 
     def chain(self) -> float:
-        """Return how many times as long as one relay a chain of four takes."""
+        """Return the ratio of a chain of four relays to one relay."""
         one = self._seconds({2: 1}, [(3, [2], 1)])
         return self._seconds({2: 1, 3: 2, 4: 3, 5: 4}, [(6, [5], 1)]) / one
 
@@ -353,9 +352,9 @@ class Measured:
             return float(tree.received(2) - before) / self._rounds / self._nbytes
 
     def killed(self) -> float:
-        """Return how much longer than it must a publish takes whose relay is killed half-way.
+        """Return the ratio to the optimum of a publish whose relay is killed half-way.
 
-        The other relay's link then has to carry both halves that are left: one more publish.
+        The other relay's link then carries both remaining halves: as much as one more publish.
         """
         with ExitStack() as undo:
             ends = [(4, [2, 3], 1), (5, [3, 2], 1)]
@@ -394,7 +393,7 @@ def report(rows: Rows, only: str | None) -> None:
 
     Args:
         rows: By name.
-        only: Names of those that are measured, with commas; None: all.
+        only: The names of the rows to measure, separated by commas; None: all.
     """
     console, missed = Console(), False
     print_machine(describe(), console)

@@ -1,13 +1,13 @@
-"""What a transfer to vLLM costs: `python benchmarks/serving.py [--quick]`.
+"""Measure the transfer of weights to vLLM: `python benchmarks/serving.py [--quick]`.
 
-Two processes are ranks: the engine in a worker and the layer-wise reload of vLLM, of which only
-the Python is fetched, as by `make serving-vllm`. Their model is a stack of layers of one size, on
-this processor.
+Two processes are ranks, with weightbus's engine in a worker and vLLM's layer-wise reload. Only
+vLLM's Python code is fetched, as by `make serving-vllm`. The model is a stack of layers of equal
+size, on the CPU.
 
-pause   how long generation stands still for one update that was staged before, over one that is
-        made wholly in the pause: in turns, the median of the ratio of each round
-memory  how much more of its own a rank has at its peak than when it had joined, in layers: with the
-        version that is staged; freed layers are given back at once, as they need not be otherwise
+pause   the pause of generation for an update that was staged before, over the pause for an update
+        that is received in the pause: measured in turns, the median of the rounds' ratios
+memory  how many layers of private memory a rank has at its peak, in addition to its memory after
+        joining; freed memory is returned to the system at once, to make this measurable
 """
 
 import argparse
@@ -33,20 +33,20 @@ from weightbus.tests.serving.vllm.run import NEWEST, packages, unpacked
 
 RANKS, MIB, SECONDS = 2, 2**20, 120.0
 PAUSE_MUST, PAUSE_REACH = 0.5, 0.25
-LAYERS_MUST = 1.2  # beyond what is staged
+LAYERS_MUST = 1.2  # layers in addition to the staged version
 
 
 class Engine:
-    """What `RankProcess` asks of a rank."""
+    """The questions of `RankProcess` to a rank."""
 
     def __init__(self, worker: Any) -> None:
         self.rank = vars(worker.weight_transfer_engine)["_rank"]
 
 
 class Memory:
-    """The memory of some processes: what is their own, and what they map of others.
+    """Measures the memory of processes: private memory, and mapped memory of other processes.
 
-    Read every millisecond: the peak of a part cannot be asked for.
+    It reads the values every millisecond, because the kernel has no peaks of these parts.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -62,27 +62,27 @@ class Memory:
                 self.peak[n] = max(self.peak[n], self._now(pid))
 
     def _now(self, pid: int) -> int:
-        """Return the bytes of a process that are in no memory of others."""
+        """Return the private bytes of a process."""
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
         raise LookupError(pid)
 
     def more(self) -> int:
-        """Return by how much that of one of them has grown at most."""
+        """Return the largest growth of the private memory of any of the processes."""
         self._over.set()
         self._thread.join()
         return max(peak - base for peak, base in zip(self.peak, self.base, strict=True))
 
 
 def weights(layers: int, nbytes: int, value: float) -> Mapping[str, torch.Tensor]:
-    """Return what is published."""
+    """Return the weights to publish."""
     side = int((nbytes // 4) ** 0.5)
     return {f"layers.{i}.weight": torch.full((side, side), value + i) for i in range(layers)}
 
 
 def rank(layers: int, nbytes: int, number: int, _start: int) -> tuple[Any, Engine]:
-    """Make a worker of vLLM's class with such a model. (In the rank's process.)"""
+    """Return a worker of vLLM's class with such a model. (Called in the rank's process.)"""
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.model_loader.reload import layerwise
@@ -119,7 +119,7 @@ def rank(layers: int, nbytes: int, number: int, _start: int) -> tuple[Any, Engin
 
 
 class Rows:
-    """What was measured, line by line."""
+    """The lines of the result."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -199,11 +199,11 @@ def measured(
 
 
 def main() -> None:
-    """Measure both transports; the status is 1 if something misses what it must be."""
+    """Measure both transports; return 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model: to see that it runs")
     options = parser.parse_args()
-    if "WEIGHTBUS_SERVING" not in os.environ:  # ranks are to find vLLM, and so are theirs
+    if "WEIGHTBUS_SERVING" not in os.environ:  # so that ranks and their child processes find vLLM
         path = os.pathsep.join(map(str, (unpacked(NEWEST), packages())))
         env = {**os.environ, "PYTHONPATH": path, "WEIGHTBUS_SERVING": NEWEST}
         env["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -211,7 +211,7 @@ def main() -> None:
     nbytes, rounds = (2 * MIB, 2) if options.quick else (25 * MIB, 9)
     rows = Rows()
     for memory in (False, True):
-        if memory:  # or what the allocator keeps of freed layers would count
+        if memory:  # otherwise freed memory that the allocator keeps would count
             os.environ["MALLOC_MMAP_THRESHOLD_"], rounds = str(MIB), 1
         for shared in (True, False):
             measured(rows, memory=memory, shared=shared, layers=8, nbytes=nbytes, rounds=rounds)

@@ -1,13 +1,14 @@
-"""How long a real `vllm serve` stands still for one update: `python benchmarks/serving_real.py`.
+"""Measure how long a real `vllm serve` pauses for one update: `... serving_real.py`.
 
-On this processor, as in `make serving-real`; it generates all the while. In turns:
+It runs on the CPU, as in `make serving-real`, and generates all the time. The updates, in turns,
+are:
 
-staged   weightbus, as it is used: the version is staged while it generates, then loaded
-wholly   weightbus, with everything in the pause
+staged   weightbus as usual: the version is staged while vLLM generates, then loaded in the pause
+wholly   weightbus, with the whole transfer in the pause
 disk     in the pause, a checkpoint is written to disk, and vLLM's own `reload_weights` loads it
 
-Each is timed from where the server has said that it is paused to where it is resumed; and beside
-that, the longest time between two words of an answer that it streams.
+The time is from the server's reply that it is paused until it is resumed. The longest time between
+two words of a streamed answer is measured, too.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from weightbus.tests.serving.real.served import Served, saved, trained
 from weightbus.tests.serving.vllm.run import NEWEST
 
 SECONDS, MIB = 120.0, 2**20
-WORDS = 100  # of each answer: what is kept is read anew, and slowly with our operators
+WORDS = 100  # tokens of each answer; after an update, they are computed again, slowly
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -43,7 +44,7 @@ SIZES = {
 
 
 class Generating:
-    """A thread for which a server generates, and the longest time between two words since asked."""
+    """A thread that streams answers, and measures the longest time between two words."""
 
     def __init__(self, served: Served) -> None:
         self._served, self._longest, self._last = served, 0.0, time.perf_counter()
@@ -61,7 +62,7 @@ class Generating:
                         break
 
     def longest(self) -> float:
-        """Return it, and begin anew; a pause that has just ended is over with the next word."""
+        """Return the longest time and reset it; wait for the word that ends the current pause."""
         seen = self._last
         while self._last == seen and self._thread.is_alive():
             time.sleep(0.001)
@@ -69,7 +70,7 @@ class Generating:
         return longest
 
     def close(self) -> None:
-        """Generate no more."""
+        """Stop generating."""
         self._over.set()
         self._thread.join()
 

@@ -1,17 +1,17 @@
 """Measure sharded trainers over shaped links: `python benchmarks/sharded.py`, or `make sharded`.
 
-Four ranks (FSDP2's placement, on the CPU) and some workers are on hosts of their own. Each host is
-a network namespace, and its link carries at most 200 Mb/s each way. That needs root, and leaves
-nothing behind. `gather` first collects the model on rank 0, which sends it to all workers;
-`sharded` publishes each rank's part from that rank. What is measured is the time from the call to
-the receipt, which has every worker. A row that misses its bound ends it with status 1. The optimum
-is arithmetic: with N ranks, rank 0 takes in (N-1)/N of a model, then sends one to each of W
-workers; from N ranks the slowest link carries a model to a worker, or W/N of a model from a rank. A
-patch goes W times over the link of rank 0.
+Four ranks (FSDP2's placement, on the CPU) and some workers are on separate hosts. Each host is a
+network namespace, whose link carries at most 200 Mb/s each way. This needs root; everything is
+removed at the end. `gather` first collects the model on rank 0, which sends it to all workers;
+`sharded` publishes each rank's part from that rank. The measured time is from the call to the
+receipt, which has every worker. A row that misses its bound ends the program with status 1. The
+optimum is computed: with `gather` and N ranks, rank 0 receives (N-1)/N of a model, then sends a
+model to each of W workers; with `sharded`, the slowest link carries a model to a worker, or W/N of
+a model from a rank. A patch is sent W times over the link of rank 0.
 
-The row `exchange` is about a model of many tensors: how long the ranks take to agree on a version,
-and to exchange checksums, without the time in which each of them goes through its tensors. The row
-`parts` has two workers on one host, each of which takes half of each tensor, by rows or columns.
+The row `exchange` measures a model of many tensors: how long the ranks take to agree on a version
+and to exchange checksums, without each rank's own work on its tensors. The row `parts` has two
+workers on one host, each of which receives half of each tensor, by rows or columns.
 """
 
 import argparse
@@ -67,13 +67,13 @@ EXCHANGE = Bound("4 ranks, 10,000 tensors: ms to agree and exchange checksums", 
 COLUMNS = Bound("the same, cut by columns (each rank takes in 3/16 first)", 4.0, 3.0, 3.6, True)
 PARTS = Bound("4 ranks, 2 workers of a host with parts: bytes over a version", 1, 1.05, 1.01, False)
 PATCHED = Bound("4 ranks, 4 workers: a patch, times faster than all of it", 24, 2, 4, True)
-CHANGED = 50  # one in so many weights of 16 bits changes for a patch
+CHANGED = 50  # for a patch, one in this many weights of 16 bits changes
 
 
 class Exchange:
-    """The time of the exchanges between ranks.
+    """Measures the time of the exchanges between ranks.
 
-    Before each, all ranks meet, so that none waits for what another one does alone.
+    All ranks wait for each other before each exchange, so that the time has no rank's own work.
 
     Attributes:
         seconds: The time of the last publish, on rank 0.
@@ -129,7 +129,7 @@ def model_of(about: dict[str, Any], mesh: DeviceMesh) -> dict[str, DTensor]:
 
 
 def rank(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None:
-    """Be one of the ranks that publish."""
+    """Run a rank, which publishes."""
     number = about["rank"]
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     stores: Any = dist
@@ -190,7 +190,7 @@ def worker(questions: Questions, about: dict[str, Any], undo: ExitStack) -> None
 
 
 def half_of(tensors: int, half: int) -> weightbus.Part:
-    """Return a target of half of each tensor: rows of every other one, columns of the rest."""
+    """Return a target with half of each tensor, alternately of the rows and of the columns."""
     side = slice(512 * half, 512 * half + 512)
     shapes = {f"layers.{i}.weight": (1024, 512) if i % 2 else (512, 1024) for i in range(tensors)}
     target = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -203,7 +203,7 @@ ROLES = {"rank": rank, "worker": worker}
 
 
 def serve(text: str) -> None:
-    """Be a process of its own, until the parent closes our standard input."""
+    """Run a rank or worker until the parent closes our standard input."""
     about, questions = json.loads(text), Questions()
     enter(about["host"])
     with ExitStack() as undo:
@@ -223,18 +223,18 @@ def measured(
     *,
     parts: bool = False,
 ) -> list[Answer]:
-    """Return what rank 0 saw of each publish but the first.
+    """Return rank 0's measurements of each publish but the first.
 
     Args:
         way: `gather` or `sharded`.
-        workers: How many workers there are, each on a host of its own.
+        workers: The number of workers, each on a separate host.
         mib: The size of the model.
-        rounds: How many versions are counted.
+        rounds: The number of versions that count.
         cut: How tensors are cut over the ranks.
-        encoding: If there are patches, in 16 bits, how.
-        tensors: If not 0, the number of small tensors; what is measured is the exchange.
-        parts: The workers are on one host, and each takes a part. The answers have the bytes that
-            came to that host.
+        encoding: The encoding of patches; with patches, the model has 16 bits.
+        tensors: If not 0, the number of small tensors; then the exchange is measured.
+        parts: Whether the workers are on one host and each receives a part. Then the answers
+            have the bytes that this host received.
     """
     with ExitStack() as undo:
 
@@ -268,7 +268,7 @@ def measured(
 
 
 def seconds_of(way: str, workers: int, mib: int, rounds: int, cut: str = "rows") -> float:
-    """Return the least seconds of a publish, after one that is not counted."""
+    """Return the least seconds of a publish; the first publish does not count."""
     return min(each["seconds"] for each in measured(way, workers, mib, rounds, cut))
 
 

@@ -16,7 +16,7 @@ Bytes = NDArray[np.uint8]
 
 @contextmanager
 def shelf(nbytes: int) -> Generator[str]:
-    """Make touched shared memory; yield its name. Whoever has mapped it by the end keeps it."""
+    """Create and touch shared memory; yield its name. Mappings stay valid after the end."""
     with tempfile.NamedTemporaryFile(dir=FOLDER, prefix="weightbus-bench-") as file:
         os.ftruncate(file.fileno(), nbytes)
         reach(file.name, nbytes)[:] = 0
@@ -24,6 +24,6 @@ def shelf(nbytes: int) -> Generator[str]:
 
 
 def reach(name: str, nbytes: int) -> Bytes:
-    """Map shared memory that somebody has made."""
+    """Map shared memory that another process has created."""
     with open(name, "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)

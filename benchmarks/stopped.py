@@ -1,10 +1,10 @@
-"""What a worker that was stopped costs the others: `... stopped SHAPE ROAD WORKERS SECONDS`.
+"""Measure the cost of a stopped worker for the others: `... stopped SHAPE TRANSPORT WORKERS SECONDS`.
 
-Two publishers take turns, a moment each. One has so many workers; the other has one more, which
-gets SIGSTOP once, in the middle of a version, and stays stopped for so many seconds: while the
-buffers of its connections fill, when it is lost after 5 s, when it is hung up on after 30 s. Every
-time is until the others have applied. Then it may go on, and is to get the last version. Prints one
-line of JSON.
+Two publishers take short turns. One has WORKERS workers. The other has one more, which gets SIGSTOP
+in the middle of a version, and stays stopped for SECONDS: while the buffers of its connections
+fill, until it is lost after 5 s, and until it is disconnected after 30 s. All times are until the
+other workers have applied. At the end the worker continues and must get the last version. Prints
+one line of JSON.
 """
 
 import os
@@ -23,14 +23,14 @@ from .model import Model, Shape
 from .process import Answers
 
 WARM_UP = 3
-TURN_SECONDS = 0.25  # of publishing on one bus before the other has its turn, or one publish
+TURN_SECONDS = 0.25  # seconds of a turn, which has at least one publish
 RETURN_SECONDS = 60.0
 
 Blocks = list[list[float]]
 
 
 def measure(shape: Shape, transport: Transport, workers: int, seconds: float) -> dict[str, Any]:
-    """Return the seconds of every publish, turn by turn, without and with a stopped worker."""
+    """Return the seconds of all publishes without and with a stopped worker, by turn."""
     model = Model(shape, zeros=False)
     calm, disturbed = (Bus("weightbus", "weightbus_receive", transport) for _ in range(2))
     calm.start(workers, model)
@@ -50,7 +50,7 @@ def measure(shape: Shape, transport: Transport, workers: int, seconds: float) ->
             times["stopped"].append(_turn(disturbed, model, workers))
         os.kill(stopped, signal.SIGCONT)
         returned = _returned(disturbed, model, workers)
-        for bus in (calm, disturbed):  # all are there, with the same version
+        for bus in (calm, disturbed):  # all workers have joined, and have the same version
             bus.publish_once()
             bus.check()
     finally:
@@ -66,7 +66,7 @@ def _publish(bus: Bus, model: Model, workers: int) -> Future[Receipt]:
 
 
 def _turn(bus: Bus, model: Model, workers: int) -> list[float]:
-    """Publish for a moment; return the seconds that each publish took."""
+    """Publish for one turn; return the seconds of each publish."""
     begun = time.perf_counter()
     times: list[float] = []
     while not times or time.perf_counter() - begun < TURN_SECONDS:
@@ -78,7 +78,7 @@ def _turn(bus: Bus, model: Model, workers: int) -> list[float]:
 
 
 def _returned(bus: Bus, model: Model, workers: int) -> float:
-    """Return the seconds until a worker that goes on runs what is published now."""
+    """Return the seconds until a continued worker runs the version that is published now."""
     before = time.perf_counter()
     version = _publish(bus, model, workers).result().version
     while any(w.running[MODEL][1] != version for w in bus.publisher.workers().values()):
@@ -89,12 +89,12 @@ def _returned(bus: Bus, model: Model, workers: int) -> float:
 
 
 def middle(times: dict[str, Blocks]) -> Spread:
-    """Return the ratio of the medians, turn by turn."""
+    """Return the ratios of the medians, by turn."""
     return over(times["stopped"], times["calm"])
 
 
 def tail(times: dict[str, Blocks]) -> Spread:
-    """Return the ratio of what one publish in a hundred exceeds, over all turns."""
+    """Return the ratio of the 99th percentiles, over all turns."""
     stopped, calm = (_percentile(times[side], 99) for side in ("stopped", "calm"))
     return Spread.of([stopped / calm])
 

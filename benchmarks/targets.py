@@ -1,8 +1,8 @@
-"""Measure weightbus against its targets and say which it keeps: `python benchmarks/targets.py`.
+"""Measure weightbus and compare it with its targets: `python benchmarks/targets.py`.
 
 Choose rows with `--rows tcp,small`, and numbers of workers with `--workers 1,2`; `--must` measures
-what must be kept, and nothing else. Nearly every number is a ratio inside one run (or bytes), so it
-can be held against the same bound on another machine.
+only numbers with a bound that must be kept. Nearly every number is a ratio within one run (or
+bytes), so the bounds are the same on other machines.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from weightbus.benchmarks.process import ProcessError
 from weightbus.benchmarks.rows import MUST, PEERS, ROWS, Scale, measure
 
 WIDTH = 120  # characters
-MUST_ROUNDS = 5  # of each comparison: about ten minutes in all
+MUST_ROUNDS = 5  # rounds of each comparison: about ten minutes in total
 COLORS = {"reached": "green", "met": "green", "MISSED": "red", "not reached": "yellow"}
 
 
@@ -63,7 +63,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def table_of(lines: list[Line]) -> Table:
-    """Return the table for a person."""
+    """Return the results as a table."""
     table = Table(title="targets", title_justify="left")
     for heading in ("row", "", "N", "measured (quartiles)", "must", "reach", "verdict"):
         table.add_column(heading, justify="right" if heading in ("N", "must", "reach") else "left")
@@ -87,7 +87,7 @@ def _bound(line: Line, bound: float | None) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Measure and report; return 1 if something failed or a bound that must be kept is not."""
+    """Measure and report; return 1 if a measurement fails or a bound is not kept."""
     arguments = parse(words)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     machine = describe()

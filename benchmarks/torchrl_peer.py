@@ -1,11 +1,11 @@
-"""What the contenders over TorchRL's weight synchronisation share: a scheme, and its two sides.
+"""The base of contenders with TorchRL's weight synchronisation: a scheme, and its two sides.
 
-A scheme's queues can only be handed to processes at their birth, so multiprocessing spawns the
-workers. Left alone, TorchRL lets the workers of a host use the very memory that versions are
-written to: they would see half a version while it is written, and the trainer's next step before it
-is sent. Here each worker is isolated from that: once the scheme has connected, it gets a model of
-its own in memory of its own, and the scheme copies every version into it in place, as it does on
-a device that cannot share the trainer's memory.
+A scheme's queues can be passed to processes only when these are created, so multiprocessing spawns
+the workers. By default, TorchRL's workers on a host use the same memory to which versions are
+written: they would see half a version while it is written, and the trainer's next step before it is
+sent. So each worker here gets its own model in its own memory once the scheme has connected, and
+the scheme copies every version into this model, as on a device that cannot share the trainer's
+memory.
 """
 
 import time
@@ -56,7 +56,7 @@ class TorchRL(ABC):
 
     @abstractmethod
     def sent(self) -> "TensorDict":
-        """Return the weights that `send` is given."""
+        """Return the weights to pass to `send`."""
 
     def publish_once(self) -> float:
         before = time.perf_counter()
@@ -72,7 +72,7 @@ class TorchRL(ABC):
 
 
 def work(worker: Worker) -> None:
-    """Leave it to the scheme's thread."""
+    """Let the scheme's thread apply versions."""
     import torch
 
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def work(worker: Worker) -> None:
 
 
 def tensordict_of(model: Model) -> "TensorDict":
-    """Return the model's tensors, not copies of them, as a TensorDict."""
+    """Return a TensorDict of the model's tensors, without copying them."""
     from tensordict import TensorDict
 
     return TensorDict(model.tensors)

@@ -1,17 +1,17 @@
-"""What a trainer does between two publishes: it computes, on more memory than the caches hold."""
+"""Simulate a trainer, which computes between publishes on more memory than the caches hold."""
 
 import time
 
 import numpy as np
 
-COMPUTED_BYTES = 128 * 2**20  # several times the last cache that a core reaches
-STEP = 2**18  # values at a time, a MiB: other threads run meanwhile, as beside torch
+COMPUTED_BYTES = 128 * 2**20  # several times the size of the last-level cache
+STEP = 2**18  # values at a time (1 MiB), so that other threads can run, as with torch
 
 
 class Trainer:
-    """Computes in the publisher's process, so that what the next publish needs is in no cache.
+    """Computes in the publisher's process, so that the next publish starts with cold caches.
 
-    A trainer that slept would leave them warm, and a publish would pay for waking up a processor.
+    If it slept instead, caches would stay warm, and a publish would have to wake up a processor.
 
     Args:
         pause: Seconds between two publishes; 0: it publishes only.

@@ -1,4 +1,4 @@
-"""A publisher that is attacked (`flooded.py`), from outside: its process, and how it is."""
+"""The parent's side of an attacked publisher (`flooded.py`): its process and its state."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ ANSWER_SECONDS = 30.0
 
 
 class EndedError(Exception):
-    """The publisher has ended, or its process."""
+    """The publisher or its process has ended."""
 
 
 class Publishes(NamedTuple):
-    """How publishes went: how long each took, and what the last one lacked that failed."""
+    """The results of publishes: the time of each, and what the last failed one lacked."""
 
     seconds: list[float]
     failed: str
@@ -31,7 +31,7 @@ class Publishes(NamedTuple):
 
 @contextlib.contextmanager
 def keys_for_all() -> Generator[None]:
-    """Have the processes that are started meanwhile use keys; each worker may have any name."""
+    """Make processes that are started in this block use keys that allow workers of any name."""
     before = os.environ.get(KEYS)
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), {"*": "worker"})
@@ -45,12 +45,12 @@ def keys_for_all() -> Generator[None]:
 
 
 class Victim:
-    """The publisher, and its honest workers, which run until the block ends.
+    """The publisher and its honest workers, which run until the block ends.
 
     Attributes:
-        addresses: Those that can be attacked: `control`, `data`, and `page` if it has one.
+        addresses: The addresses to attack: `control`, `data`, and `page` if it has one.
         pid: The publisher's process.
-        epoch: That of its first version.
+        epoch: The epoch of its first version.
         workers: The honest ones.
     """
 
@@ -73,18 +73,18 @@ class Victim:
             raise EndedError(str(error)) from None
 
     def check(self) -> Answer:
-        """Have it publish once more; return who has `joined` so far, and its epoch.
+        """Make it publish once more; return the workers that have joined so far, and its epoch.
 
         Raises:
-            EndedError: It cannot, or an honest worker has other bytes.
+            EndedError: It cannot publish, or an honest worker has other bytes.
         """
         return self._ask("check")
 
     def publishes(self) -> Publishes:
-        """Return how publishes went since this was asked last.
+        """Return the results of publishes since the last call.
 
         Raises:
-            EndedError: There will be no more.
+            EndedError: The publisher has ended.
         """
         told = self._ask("seconds")
         if told["ended"]:
@@ -92,7 +92,7 @@ class Victim:
         return Publishes(told["seconds"], told["failed"])
 
     def log(self) -> list[str]:
-        """Return what it has logged since this was asked last."""
+        """Return its log lines since the last call."""
         lines: list[str] = self._ask("log")["lines"]
         return lines
 

@@ -1,8 +1,8 @@
-"""Watches a worker's tensors change, from another process: `... watcher FILE SHAPE`.
+"""Watch a worker's tensors change from another process: `... watcher FILE SHAPE`.
 
-A worker's own clock cannot tell when the first byte changed for whoever reads them meanwhile. So
-its tensors lie in shared memory, and this process looks at both ends of each as often as it can
-(every few microseconds, which takes a core).
+A worker cannot measure when other readers see the first byte change. So its tensors are in shared
+memory, and this process polls the first and last element of each, every few microseconds, which
+needs a core.
 """
 
 import itertools
@@ -21,7 +21,7 @@ SECONDS = 120.0
 
 
 class Watcher:
-    """Looks at both ends of every tensor."""
+    """Polls the first and last element of every tensor."""
 
     def __init__(self, file: str, shape: Shape) -> None:
         self._flat: NDArray[np.int32] = reach(file, shape.nbytes).view(np.int32)
@@ -31,14 +31,14 @@ class Watcher:
         self._pause = 0.0
 
     def arm(self) -> Answer:
-        """Begin to watch for the next version."""
+        """Start to watch for the next version."""
         self._pause = 0.0
         self._thread = threading.Thread(target=self._watch, args=(self._look(),))
         self._thread.start()
         return {}
 
     def seen(self) -> Answer:
-        """Tell how long it took from the first change to the last."""
+        """Return the time from the first change to the last."""
         assert self._thread is not None
         self._thread.join(SECONDS)
         if not self._pause:

@@ -1,7 +1,7 @@
 """A worker process of a contender: `python -m weightbus.benchmarks.worker NAME SHAPE INDEX TOLD`.
 
-The contender's `work` has the main thread. A second thread, asleep but for questions, answers what
-the bytes hash to and what they cost.
+The main thread runs the contender's `work`. A second thread answers questions about the model's
+bytes and the costs.
 """
 
 import json
@@ -18,7 +18,7 @@ from .process import Answer, Answers
 
 
 class Questions:
-    """What a worker can be asked."""
+    """The questions that a worker answers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -31,11 +31,11 @@ class Questions:
         return {}
 
     def digest(self) -> Answer:
-        """Hash the bytes."""
+        """Return the digest of the bytes."""
         return {"digest": self._worker.model.digest()}
 
     def memory(self) -> Answer:
-        """Tell the memory in use, and the most since this was asked last."""
+        """Return the memory in use, and its peak since the last call."""
         answer = {
             "resident": memory.resident(),
             "peak": memory.peak(),
@@ -55,7 +55,7 @@ class Questions:
         return {"seconds": time.perf_counter() - before}
 
     def read(self) -> Answer:
-        """Read all values twice: the first time is after whatever came before."""
+        """Time two reads of all values, the first with cold caches."""
         return {"first": self._read(), "warm": self._read()}
 
     def _read(self) -> float:
@@ -65,19 +65,20 @@ class Questions:
         return time.perf_counter() - before
 
     def pauses(self) -> Answer:
-        """Tell how long the applies took since this was asked last."""
+        """Return the times of the applies since the last call."""
         pauses, self._worker.pauses[:] = list(self._worker.pauses), []
         return {"pauses": pauses}
 
     def shut(self) -> Answer:
-        """Tell how long readers were shut out of a version, of each in turn.
+        """Return how long the apply of the next version blocked readers.
 
-        A version is acknowledged before its reader goes on, so this waits until that has noted it.
+        A version is acknowledged before its reader continues, so this waits for the reader's
+        record.
         """
         return {"shut": self._worker.shut.get(timeout=START_SECONDS)}
 
     def transports(self) -> Answer:
-        """Tell which ways versions came by."""
+        """Return the transports of all versions."""
         latest = self._worker.latest_transport
         return {"transports": sorted(self._worker.transports | (latest() if latest else set()))}
 
@@ -92,7 +93,7 @@ def main(name: str, shape: str, index: str, told: str) -> None:
 def spawned(
     about: tuple[str, str, str, str], inherited: object, questions: Connection, answers: Connection
 ) -> None:
-    """Do the same in a process that multiprocessing has spawned."""
+    """Run the worker in a process that multiprocessing has spawned."""
     name, *rest = about
     worker = _worker(*rest)
     worker.inherited = inherited

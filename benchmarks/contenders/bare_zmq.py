@@ -1,8 +1,8 @@
-"""ZeroMQ's own limit: chunks on PUB, copied straight to their place, one acknowledgement back.
+"""The limit of ZeroMQ: chunks on PUB, copied directly into the model, and one acknowledgement.
 
-No layout, no checksums, no staging (a version that breaks off leaves a torn model), no window and
-no repair (so the queues have no bound). This is the loop that everything a bus adds is paid on top
-of. A model of at most one chunk is one message.
+There is no layout, no checksum, no staging (an incomplete version leaves a torn model), no window
+and no repair (so the queues are unlimited). A bus adds its costs to the cost of this loop. A model
+of at most one chunk is one message.
 """
 
 import numpy as np

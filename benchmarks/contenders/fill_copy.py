@@ -1,7 +1,7 @@
 """The limit of shared memory: copy the model in, then every worker copies it out.
 
-One thread each, one after the other: the publisher has filled before the first worker begins. A
-system that lets workers begin earlier can be faster.
+Each side has one thread, and the workers start when the publisher has copied the whole model. A
+system whose workers start earlier can be faster.
 """
 
 from ..copies import Copies, copy_for_ever

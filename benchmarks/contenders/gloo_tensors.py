@@ -1,7 +1,7 @@
 """torch.distributed's gloo: a broadcast for each tensor, received in place.
 
-All broadcasts are begun before the first is waited for, which is faster than one after the other.
-In place means that a version which breaks off leaves a torn model.
+All broadcasts are started before the first is waited for, which is faster than one after the other.
+Since tensors are received in place, an incomplete version leaves a torn model.
 """
 
 from contextlib import suppress
@@ -34,12 +34,12 @@ def _broadcast_all(model: Model) -> None:
 
     works = [distributed.broadcast(t, 0, async_op=True) for t in model.tensors.values()]
     for each in works:
-        if each is not None:  # it is for a process that does not take part
+        if each is not None:  # it is None in processes that do not take part
             each.wait()
 
 
 def work(worker: Worker) -> None:
-    """Receive each tensor where it belongs."""
+    """Receive each tensor in place."""
     with suppress(*BROKEN_OFF), join(worker) as line:
         while True:
             _broadcast_all(worker.model)

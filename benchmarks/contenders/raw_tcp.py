@@ -1,8 +1,8 @@
-"""The limit: the same bytes over raw TCP, from one touched block into another, one byte back.
+"""The limit of the network: the same bytes over TCP, and one byte back.
 
-No chunks, no checksums, no staging, no tensors. Each worker has a connection and a sender thread,
-and `recv_into` writes straight to where the bytes belong. A small send buffer is faster than the
-kernel's own choice, which lets megabytes pile up and fall out of the cache; so the limit has one.
+There are no chunks, checksums, staging or tensors. Each worker has a connection and a sender
+thread, and `recv_into` writes directly into the model's block. It has a small send buffer, which is
+faster than the kernel's default: there, megabytes queue up and leave the cache.
 """
 
 import socket
@@ -18,8 +18,8 @@ from ..model import Model
 
 NEEDS: tuple[str, ...] = ()
 LIMIT = "raw_tcp"
-SEND_BUFFER = 2**18  # bytes; of those from 128 KiB to 4 MiB the fastest, by up to a half
-RECEIVE = 2**18  # bytes taken at once, while they are in the cache
+SEND_BUFFER = 2**18  # bytes; the fastest of 128 KiB to 4 MiB, by up to 50 %
+RECEIVE = 2**18  # bytes to receive at once, while they are in the cache
 
 
 class RawTcp:

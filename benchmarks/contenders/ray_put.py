@@ -1,4 +1,4 @@
-"""Ray: the arrays put into the object store once, and an actor for each worker that copies them.
+"""Ray: puts the arrays into the object store; an actor for each worker copies them.
 
 The actors read the store's shared memory without a copy and copy into their own model, and all of
 their answers are fetched with `ray.get` (`ray.wait` would count a dead actor as done). The store is
@@ -20,7 +20,7 @@ PUBLISH_SECONDS = 120.0
 
 
 class Actor:
-    """A worker, which Ray runs in a process of its own."""
+    """A worker, which Ray runs in a separate process."""
 
     def __init__(self, shape: str) -> None:
         self._model = Model(Shape.parse(shape), zeros=True)
@@ -45,7 +45,7 @@ class RayPut:
 
         self._model = model
         ray.init(
-            num_cpus=1 + workers,  # what Ray may start, whatever the machine has
+            num_cpus=1 + workers,  # regardless of the machine's processors
             include_dashboard=False,
             object_store_memory=max(STORE_BYTES_MIN, VERSIONS * model.shape.nbytes),
             log_to_driver=False,

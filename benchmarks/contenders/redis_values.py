@@ -1,9 +1,9 @@
-"""Redis: the arrays as values of a server, a list for each worker that tells it, one for answers.
+"""Redis: arrays as values, a list of versions for each worker, and a list of answers.
 
-The server is the one that is installed, on a unix socket of its own, and keeps nothing on disk. The
-publisher sets all values at once and pushes the version onto every worker's list; a worker waits at
-its list, gets all values at once and copies them to their places. The server has one thread for
-commands, so workers are served one after the other.
+The installed server runs on its own unix socket, without files on disk. The publisher sets all
+values at once and pushes the version onto every worker's list. A worker waits for an entry of its
+list, gets all values at once, and copies them into its model. The server has one thread for
+commands, so it serves workers one after the other.
 """
 
 import subprocess
@@ -46,7 +46,7 @@ class RedisValues:
 
     def publish_once(self) -> float:
         before = time.perf_counter()
-        # Seen as bytes, since the client takes the length of a buffer for that of its bytes.
+        # As bytes, since the client assumes that a buffer's length is its number of bytes.
         arrays = self._model.arrays.items()
         self._redis.mset({name: array.view(np.uint8).data for name, array in arrays})
         for index in range(self._workers):
@@ -62,7 +62,7 @@ class RedisValues:
     def stop(self) -> None:
         self._fleet.stop()
         self._redis.close()
-        self._server.kill()  # it has nothing to save
+        self._server.kill()  # the server has nothing to save
         self._server.wait()
         self._folder.cleanup()
 
@@ -75,7 +75,7 @@ def _serve(where: str) -> "subprocess.Popen[bytes]":
 def _connect(where: str) -> "redis.Redis":
     import redis
 
-    # The client would give up after 5 s; a worker waits for its turn for as long as it takes.
+    # Without a timeout (default: 5 s), since a worker may wait long for its turn.
     return redis.Redis(unix_socket_path=where, socket_timeout=None)
 
 
@@ -104,13 +104,13 @@ def create() -> RedisValues:
 
 
 def work(worker: Worker) -> None:
-    """Copy the values to their places whenever told."""
+    """Copy the values into the model for each entry of the list."""
     server, arrays = _connect(worker.told["socket"]), worker.model.arrays
     names = list(arrays)
     worker.ready.set()
     while True:
         server.blpop(_list(worker.index), timeout=0)
-        values: Any = server.mget(names)  # bytes, as nothing is asked to be decoded
+        values: Any = server.mget(names)  # bytes, since decoding is off
         for name, value in zip(names, values, strict=True):
             np.copyto(arrays[name], np.frombuffer(value, np.float32))
         server.rpush(DONE, "!")

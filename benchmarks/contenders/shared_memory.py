@@ -1,6 +1,6 @@
-"""The floor of shared memory: every worker copies the bytes out, all at the same time.
+"""The lower bound of shared memory: all workers copy the bytes out at the same time.
 
-Filling the shared memory is not timed, so no system that must do it can be this fast.
+The time does not include filling the shared memory, so no system that must fill it is this fast.
 """
 
 from ..copies import Copies, copy_for_ever

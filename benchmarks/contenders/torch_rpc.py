@@ -1,10 +1,9 @@
 """torch.distributed.rpc: one asynchronous call to each worker, with the tensors as its argument.
 
-TensorPipe moves tensors apart from the pickled call, each to memory that it allocates at the
-receiver. Between processes of one host the receiver would read the sender's memory by itself
-(`process_vm_readv`), which is not a measure of TCP: so here it has the channels alone that it has
-between hosts. `torch_rpc_local.py` leaves it the choice. Each worker gets the model in a call of
-its own.
+TensorPipe sends tensors separately from the pickled call, each into memory that it allocates at the
+receiver. Between processes of one host the receiver would read the sender's memory directly
+(`process_vm_readv`), which does not use TCP: so here it may only use its channels between hosts.
+`torch_rpc_local.py` lets it choose. Each worker gets the model in a separate call.
 """
 
 import os
@@ -24,17 +23,17 @@ if TYPE_CHECKING:
 NEEDS: tuple[str, ...] = ("torch",)
 LIMIT = "raw_tcp"
 CALL_SECONDS = 120.0
-ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # or each end of a worker is a warning
+ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # otherwise each end of a worker causes a warning
 
-_here: list[Worker] = []  # the worker of this process: a remote call has no other way to find it
+_here: list[Worker] = []  # the worker of this process, for remote calls
 
 
 class TorchRpc:
     """The publisher's side.
 
     Args:
-        title: What it is called in tables.
-        local: Whether it may use that all are on one host.
+        title: Its name in tables.
+        local: Whether it may use channels between processes of one host.
     """
 
     kind: Kind = "peer"
@@ -93,20 +92,20 @@ def _join(name: str, rank: int, told: dict[str, Any]) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{told['meet']}",
         rpc_timeout=CALL_SECONDS,
-        _transports=None if told["local"] else ["uv"],  # nothing public chooses
+        _transports=None if told["local"] else ["uv"],  # there is no public option for this
         _channels=None if told["local"] else ["mpt_uv", "basic"],
     )
-    with warnings.catch_warnings(action="ignore"):  # of its own use of deprecated calls
+    with warnings.catch_warnings(action="ignore"):  # about torch's own use of deprecated calls
         rpc.init_rpc(name, rank=rank, world_size=told["ranks"], rpc_backend_options=options)
 
 
 def _apply(tensors: "dict[str, torch.Tensor]") -> None:
-    """Copy the tensors to their places. (Called in the worker.)"""
+    """Copy the tensors into the model. (Called in the worker.)"""
     _here[0].model.take({name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 def work(worker: Worker) -> None:
-    """Leave it to the remote calls."""
+    """Let remote calls apply versions."""
     _here.append(worker)
     _join(_name(worker.index), 1 + worker.index, worker.told)
     worker.ready.set()

@@ -1,10 +1,10 @@
 """TorchRL's MultiProcessWeightSyncScheme, with isolation: weights through a queue to each worker.
 
-What travels through multiprocessing's queues is a handle of each tensor's shared memory, to which
-the first `send` moves whatever is not there yet. So the trainer's parameters live in shared memory
-here from the start, nothing is copied in, and each worker copies from them into its own model (see
-`torchrl_peer.py`). The price is the trainer's: it may not take its next step before all have
-acknowledged, which `send` waits for.
+Multiprocessing's queues carry handles of the tensors' shared memory; the first `send` moves tensors
+to shared memory if they are not there yet. So the trainer's parameters are in shared memory from
+the start, and each worker copies from them into its own model (see `torchrl_peer.py`). The cost is
+at the trainer: it must not take its next step before all workers have acknowledged, which `send`
+waits for.
 """
 
 from typing import TYPE_CHECKING, Any

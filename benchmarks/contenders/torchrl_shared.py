@@ -1,7 +1,7 @@
 """TorchRL's SharedMemWeightSyncScheme, with isolation: a shared buffer between the two sides.
 
-`send` copies the trainer's weights into the buffer, tells each worker through a queue, and waits
-for their acknowledgements; each worker copies from the buffer into its own model (see
+`send` copies the trainer's weights into the buffer, notifies each worker through a queue, and waits
+for the acknowledgements; each worker copies from the buffer into its own model (see
 `torchrl_peer.py`).
 """
 

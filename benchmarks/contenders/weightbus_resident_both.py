@@ -1,4 +1,4 @@
-"""The same with a resident model at the publisher, too: its snapshot is one copy."""
+"""weightbus over TCP with resident models at both sides: the publisher's snapshot is one copy."""
 
 from ..bus import Bus, receive_for_ever
 

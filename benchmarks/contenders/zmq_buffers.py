@@ -1,7 +1,7 @@
 """Pickle over ZeroMQ with its buffers out of band (PEP 574): a frame for each array, uncopied.
 
-What one who knows both libraries writes by hand: nothing is copied before it is sent, and workers
-copy from the received frames straight to the values' places. A multipart message is complete before
+An expert's solution without a framework: nothing is copied before it is sent, and workers copy from
+the received frames directly into the model. A multipart message is complete before
 its first part can be read, so nothing of sending, receiving and copying overlaps.
 """
 

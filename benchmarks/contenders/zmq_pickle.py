@@ -1,8 +1,8 @@
 """Pickle over ZeroMQ, the way pyzmq documents it: `send_pyobj` of all arrays, `recv_pyobj`.
 
-What most frameworks do that publish weights over PUB and SUB. One message of a model's size is
-written, sent, received and read again in full before the first value is in its place. (Whoever can
-reach such a socket can run code in its workers; the loopback's are ours.)
+Most frameworks that publish weights over PUB and SUB do this. One message of a model's size is
+written, sent, received and read again in full before the first value is copied into the model. (Any
+peer that can reach such a socket can run code in its workers; here it is on the loopback.)
 """
 
 from ..fleet import Worker
@@ -28,7 +28,7 @@ def create() -> ZmqPickle:
 
 
 def work(worker: Worker) -> None:
-    """Copy each pickle's arrays to their places."""
+    """Copy each pickle's arrays into the model."""
     sub, acks = sockets(worker)
     while True:
         worker.model.take(sub.recv_pyobj())

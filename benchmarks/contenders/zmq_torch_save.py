@@ -1,8 +1,7 @@
 """`torch.save` over ZeroMQ: a checkpoint in memory, sent as one message, and loaded by each worker.
 
-Loaded with `weights_only`, so it is the one of these that is safe, and from the received message
-itself. A checkpoint is a zip archive: it is written, and checked with a CRC, on one side and read
-on the other.
+It is loaded with `weights_only`, which is safe, directly from the received message. A checkpoint is
+a zip archive: one side writes it with a CRC, the other side reads it.
 """
 
 import io
@@ -34,7 +33,7 @@ def create() -> ZmqTorchSave:
 
 
 def work(worker: Worker) -> None:
-    """Copy each checkpoint's tensors to their places."""
+    """Copy each checkpoint's tensors into the model."""
     import torch
 
     torch.set_num_threads(1)
