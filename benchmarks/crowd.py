@@ -1,4 +1,4 @@
-"""Measure the publisher's processor time with many workers: `... crowd SHAPE TRANSPORT WORKERS ROUNDS`.
+"""Measure the publisher's processor time for many workers: `... SHAPE TRANSPORT WORKERS ROUNDS`.
 
 Workers have numpy arrays, because 64 processes with torch would not fit into most machines. Only
 the publisher's processor time is counted. Prints one line of JSON.

@@ -1,4 +1,4 @@
-"""Measure the cost of a stopped worker for the others: `... stopped SHAPE TRANSPORT WORKERS SECONDS`.
+"""Measure a stopped worker's cost for the others: `... stopped SHAPE TRANSPORT WORKERS SECONDS`.
 
 Two publishers take short turns. One has WORKERS workers. The other has one more, which gets SIGSTOP
 in the middle of a version, and stays stopped for SECONDS: while the buffers of its connections
