@@ -43,9 +43,7 @@ CASES = tuple(f"{size}, {transport}" for size in SIZES for transport in TRANSPOR
 VERSIONS, LIMIT_SECONDS = 41, 45.0  # versions of each case to count, and the time limit in seconds
 # Tolerance of the counts: which chunks share a wake-up is chance, so that versions differ.
 SLACK = {case: 1.08 if case == "four chunks, network" else 1.01 for case in CASES}
-WARM_SECONDS = (
-    1.5  # longer than the interval of pings: only a pong proves that pushed messages arrive
-)
+WARM_SECONDS = 1.5  # longer than the interval of pings: a pong proves that pushes arrive
 SETTLED = 0.002  # seconds without any call
 
 FOLDERS = ("weightbus.python_client.", "weightbus.bus.", "weightbus.codecs.")

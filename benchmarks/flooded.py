@@ -93,9 +93,7 @@ class Here(Bus):
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._model.arrays)
         self.publisher.wait_for_workers(self._workers, START_SECONDS, MODEL)
-        for _ in range(
-            self._setup.files
-        ):  # last, since `select` supports only the first 1024 descriptors
+        for _ in range(self._setup.files):  # last: `select` supports only the first 1024
             self._undo.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
     def publish_once(self) -> float:

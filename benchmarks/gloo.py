@@ -14,9 +14,8 @@ from .fleet import START_SECONDS, Fleet, Worker
 from .line import Line, Lines
 from .model import Model
 
-ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo"
-}  # otherwise gloo looks up the host's name, which may not exist
+# Otherwise gloo looks up the host's name, which may not exist.
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}
 START = timedelta(seconds=START_SECONDS)
 FOREVER = timedelta(days=1)
 

@@ -56,21 +56,13 @@ WAYS: dict[str, tuple[Encoding, bool | None]] = {  # and whether patches have cl
 }
 PATCHED = ("flat", "class", "auto")
 LINKS = {"loopback": 0, "1 Gb/s": 10**9, "100 Mb/s": 10**8, "10 Mb/s": 10**7}
-ROUNDS = {
-    "loopback": 10,
-    "1 Gb/s": 6,
-    "100 Mb/s": 2,
-    "10 Mb/s": 2,
-}  # even, since the ways go there and back
+ROUNDS = {"loopback": 10, "1 Gb/s": 6, "100 Mb/s": 2, "10 Mb/s": 2}  # even: there and back
 DENSITIES = (0.001, 0.01, 0.1, 1.0)
 SPEEDUP_AT = 0.01
 SPEEDUP = {"1 Gb/s": (3, 7), "100 Mb/s": (25, 48), "10 Mb/s": (95, 155)}  # must, reach
 GRID = ("loopback", "1 Gb/s", "100 Mb/s")
-SLOW, JOINING, JOINING_MIB = (
-    5 * 10**6,
-    (1.3, 1.1),
-    8,
-)  # for JOINING: the ratio of sent bytes to the model's bytes
+# JOINING: bounds of the ratio of sent bytes to the model's bytes.
+SLOW, JOINING, JOINING_MIB = 5 * 10**6, (1.3, 1.1), 8
 AUTO, AUTO_WIDE = (1.10, 1.03), (1.03, 1.01)
 PAUSES = {"copying": None, "sole-writer": (0.5, 0.3), "resident": (0.1, 0.05)}
 PAUSE_ROUNDS, MEMORY_ROUNDS = 9, 4
@@ -385,9 +377,7 @@ def over_links(
                 trainer.publish(version)
     for where in links:
         link.shape(LINKS[where] if where in GRID else 0)  # a minute, without a bound for `auto`
-        link.worker.ask(
-            "rejoin auto", ASK_SECONDS
-        )  # the worker fetches a version, from which the publisher learns the rate
+        link.worker.ask("rejoin auto", ASK_SECONDS)  # it fetches, which shows the link's rate
         link.shape(LINKS[where])
         for _ in range(2):
             for _, version in weights.pair(SPEEDUP_AT):
@@ -515,9 +505,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--mib", type=int, default=64, help="of the model, a multiple of 8")
     parser.add_argument("--quick", action="store_true", help="a small model, and few rounds")
     parser.add_argument("--joining", action="store_true", help="what joining takes, and no more")
-    parser.add_argument(
-        "--worker", help=argparse.SUPPRESS
-    )  # for the worker's process, which this program starts
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # for the child process
     told = parser.parse_args(words)
     if told.worker:
         serve(told.worker)

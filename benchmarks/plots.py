@@ -21,10 +21,7 @@ K = TypeVar("K")
 Where = Callable[[dict[str, Any]], float]
 Series = dict[tuple[str, str], list[Point]]  # by kind and title
 
-TRANSPORTS = {
-    "raw_tcp": "over TCP",
-    "fill_copy": "through shared memory",
-}  # by the limit of each transport
+TRANSPORTS = {"raw_tcp": "over TCP", "fill_copy": "through shared memory"}  # by limit
 LABEL = 0.034  # the height of a line of text, as a share of a panel's height
 LEADER = {"arrowstyle": "-", "alpha": 0.4, "linewidth": 0.8, "relpos": (0, 0.5)}
 ROOM = 1.06  # between the curves and their labels, as a share of a panel's width
@@ -52,9 +49,7 @@ def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw the contents of a file of results; return the written files."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [c for c in comparisons if not c["left_out"]]
-    kept = [
-        c for c in kept if c["pause"] == kept[0]["pause"]
-    ]  # all points of a curve have the same pause
+    kept = [c for c in kept if c["pause"] == kept[0]["pause"]]  # one pause in a curve
     by_count = [c for c in kept if c["bytes"] == COUNTED]
     sizes = [c for c in kept if c["bytes"] != COUNTED] or kept
     workers = min(c["workers"] for c in sizes)

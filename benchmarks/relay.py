@@ -39,9 +39,7 @@ SIZE = "200MiB/100"
 ROUNDS = 15
 WARM = 4  # versions of each way that do not count, since buffers and caches are new
 RATIO = (1.6, 1.3)  # must, reach
-MODELS_MAX = (
-    3.1  # models in a relay's memory: the arriving version, the latest, and one still in sockets
-)
+MODELS_MAX = 3.1  # in a relay: the arriving version, the latest, and one still in sockets
 FOREVER = 86_400.0
 NETWORK = Settings(shared_memory=False)
 

@@ -7,9 +7,8 @@ and publishes the new weights after each step. The workers receive and verify ne
 generate, and apply them between two batches. The example downloads nothing and needs no GPU: it
 makes the model from a configuration. The mean reward rises from a half to nearly one.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false,
-# reportUnknownVariableType=false pyright: reportUnknownArgumentType=false,
-# reportUnknownParameterType=false
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 import argparse
 import itertools
@@ -66,9 +65,7 @@ def main() -> None:
                 save_strategy="no",
                 disable_tqdm=True,
             ),
-            train_dataset=Dataset.from_dict(
-                {"prompt": ["0"]}
-            ),  # not used: workers choose the prompts
+            train_dataset=Dataset.from_dict({"prompt": ["0"]}),  # unused: workers choose prompts
             rollout_worker=Rollouts(folder, publisher.address, options.workers),
             weight_transfer=WeightTransfer(publisher),
         )

@@ -111,8 +111,7 @@ func notOnControlHost(data, control string) error {
 		"Options.AnyDataHost", data, control)
 }
 
-// resolver returns a function that looks up the addresses to dial, or nil if package net may look
-// them up.
+// resolver returns a function that looks up the addresses to dial, or nil if package net may look them up.
 func (e endpoint) resolver(find lookUp) func(ctx context.Context) ([]string, error) {
 	if e.within == "" {
 		return nil

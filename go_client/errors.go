@@ -46,9 +46,8 @@ const (
 	CodeApply          = wbp.CodeApply          // BeforeApply, Apply or the copy failed
 )
 
-// An ApplyError means that a version could not be received or applied. The previous version still
-// runs unchanged, but with CodeApply it is possible that no version runs: see Options.Apply and
-// ErrNoVersion.
+// An ApplyError means that a version could not be received or applied. The previous version still runs
+// unchanged, but with CodeApply it is possible that no version runs: see Options.Apply and ErrNoVersion.
 type ApplyError struct {
 	Model          string
 	Epoch, Version int64

@@ -318,9 +318,8 @@ func (l *loop) perform(effects []wbp.Effect) {
 	}
 }
 
-// refused passes a refusal on to the user. If the worker has several addresses and the refusal turns
-// it away, refused goes on to the next address instead: the user gets an error only if all addresses
-// have failed.
+// refused passes a refusal on to the user. If the worker has several addresses and the refusal turns it away,
+// refused goes on to the next address instead: the user gets an error only if all addresses have failed.
 func (l *loop) refused(by wbp.Refused) {
 	refusal := &RefusedError{Address: l.route.address(), Name: l.name, Code: by.Code, Text: by.Text}
 	if !l.route.hasSeveral() || !by.TurnsAway() {
@@ -343,8 +342,7 @@ func (l *loop) decode(job *wbp.Patching) {
 	l.recovering(func() { l.perform(l.machine.Decoded(job, fault, took, l.now())) })
 }
 
-// runDecoding decodes a patch. It returns the reason why the patch is unusable, such as a panic, or
-// "".
+// runDecoding decodes a patch. It returns the reason why the patch is unusable, such as a panic, or "".
 func (l *loop) runDecoding(job *wbp.Patching) (fault string) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -376,8 +374,7 @@ func (l *loop) lockAndQueueEvent(event Event) {
 	}
 }
 
-// queueEvent queues an event, and drops the oldest event if the queue is full. The caller holds the
-// lock.
+// queueEvent queues an event, and drops the oldest event if the queue is full. The caller holds the lock.
 func (l *loop) queueEvent(event Event) {
 	for {
 		select {

@@ -13,8 +13,7 @@ import (
 // layoutSlackBytes is room for the spaces, aliases and metadata that a publisher may add to a layout.
 const layoutSlackBytes = 1 << 20
 
-// A model is the destination of one model's versions: the user's registered memory, or memory of
-// the worker.
+// A model is the destination of one model's versions: the user's registered memory, or memory of the worker.
 type model struct {
 	allowed wbp.Lenience
 

@@ -212,8 +212,7 @@ func (q *readyQueue) anyBusy(versions group) bool {
 	return false
 }
 
-// waitJoined waits until the publisher has accepted the worker, and returns the epoch of the
-// session.
+// waitJoined waits until the publisher has accepted the worker, and returns the epoch of the session.
 func (q *readyQueue) waitJoined(ctx context.Context) (epoch int64, err error) {
 	err = q.wait(ctx, func() (bool, error) {
 		switch {

@@ -64,9 +64,8 @@ func (r *route) failed(now time.Duration) (wait time.Duration) {
 	return wait
 }
 
-// setProbePause sets the pause before the next probe when the worker leaves the first address. The
-// pause is short after a long stay there, and doubles each time that a probe brought the worker back
-// in vain.
+// setProbePause sets the pause before the next probe when the worker leaves the first address. The pause
+// is short after a long stay there, and doubles each time that a probe brought the worker back in vain.
 func (r *route) setProbePause(now time.Duration) {
 	switch {
 	case r.inSession && now-r.movedAt >= r.probeInterval:

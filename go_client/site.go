@@ -13,8 +13,7 @@ type site struct {
 	keys    *zmtp.Keys // nil without keys
 }
 
-// splitAddresses splits text at each comma before a tcp:// or ipc://, since a path may contain
-// commas, too.
+// splitAddresses splits text at each comma before a tcp:// or ipc://, since a path may contain commas, too.
 func splitAddresses(text string) []string {
 	var addresses []string
 	for _, part := range strings.Split(text, ",") {

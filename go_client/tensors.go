@@ -132,9 +132,8 @@ func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	return wbp.Difference(layout, own, allowed)
 }
 
-// findTies finds tied tensors, which share their memory. firstNames maps the name of each tied
-// tensor to the first name with the same memory. fault is an error message if two tensors overlap
-// only in part.
+// findTies finds tied tensors, which share their memory. firstNames maps the name of each tied tensor to
+// the first name with the same memory. fault is an error message if two tensors overlap only in part.
 func (t Tensors) findTies() (fault string, firstNames map[string]string) {
 	var names []string
 	for name, tensor := range t {

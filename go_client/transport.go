@@ -11,10 +11,9 @@ import (
 
 const linger = 200 * time.Millisecond // time to send queued messages, such as bye, at closing
 
-// A transport carries frames between a worker and its publisher. The implementation below uses
-// package zmtp; another implementation (such as libzmq by cgo) would have these methods and call
-// the methods of a transportHandler. All methods but close are called with its lock held, and must
-// not block.
+// A transport carries frames between a worker and its publisher. The implementation below uses package
+// zmtp; another implementation (such as libzmq by cgo) would have these methods and call the methods
+// of a transportHandler. All methods but close are called with its lock held, and must not block.
 type transport interface {
 	// send sends a message to the publisher. It drops the message while not connected.
 	send(header []byte)
@@ -32,8 +31,7 @@ type transport interface {
 	dial(control site)
 	// probe finds out in the background whether a publisher answers at an address, and calls probed.
 	probe(control site)
-	// subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no
-	// effect.
+	// subscribe subscribes to a topic, or unsubscribes if on is false. A repeated call has no effect.
 	subscribe(topic string, on bool)
 	// tick must be called ten times a second. It reports whether the control channel is connected.
 	tick(now time.Time) bool
@@ -47,8 +45,7 @@ type transportHandler interface {
 	sync.Locker
 	// connected is called for each new control connection.
 	connected()
-	// leaseFor returns the memory to receive a payload into, given its header; nil to discard the
-	// payload.
+	// leaseFor returns the memory to receive a payload into, given its header; nil to discard the payload.
 	leaseFor(header []byte, size int) *wbp.Lease
 	// received processes a control message: header, payload.
 	received(frames [][]byte, lease *wbp.Lease)

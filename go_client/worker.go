@@ -31,10 +31,9 @@ type Options struct {
 	Name string
 	// BytesMax is the size of the largest version to accept. Default: 64 GiB.
 	BytesMax int64
-	// Keys are the worker's key pair and its publisher's public key (see ReadKeys). With keys the
-	// worker connects only to that publisher, always encrypted. Default: the keys in the file or
-	// folder that the environment variable WEIGHTBUS_KEYS names, if it is set. A pointer to an empty
-	// Keys means no keys.
+	// Keys are the worker's key pair and its publisher's public key (see ReadKeys). With keys the worker
+	// connects only to that publisher, always encrypted. Default: the keys in the file or folder that the
+	// environment variable WEIGHTBUS_KEYS names, if it is set. A pointer to an empty Keys means no keys.
 	Keys *Keys
 	// KeysOfEach replaces Keys if the publishers at several addresses need different keys: it has
 	// the keys for each address, in the order of the addresses.
@@ -61,11 +60,10 @@ type Options struct {
 	// version by returning an error.
 	BeforeApply func(ctx context.Context, next Update) error
 	// Apply, if not nil, is called with each version after the version was verified and copied, and
-	// before it is reported as applied. Use Apply to load the version, for example onto a GPU. If
-	// it returns an error or panics, the version is reported as failed, and Receive returns an
-	// ApplyError with CodeApply. A model without Tensors then keeps the previous version.
-	// Registered memory is already overwritten, so no version runs there until the next version is
-	// applied.
+	// before it is reported as applied. Use Apply to load the version, for example onto a GPU. If it
+	// returns an error or panics, the version is reported as failed, and Receive returns an
+	// ApplyError with CodeApply. A model without Tensors then keeps the previous version. Registered
+	// memory is already overwritten, so no version runs there until the next version is applied.
 	//
 	// Receive calls both functions, one at a time for each model, on a separate goroutine. They
 	// must not call Read or Snapshot. Their context ends at ApplyTimeout and on Close.
@@ -382,8 +380,7 @@ type applyFault struct {
 	stale bool // the version was overwritten in shared memory, and the previous version still runs
 }
 
-// forEach calls step for one job after another. If a step fails, forEach rejects all jobs and
-// returns false.
+// forEach calls step for one job after another. If a step fails, forEach rejects all jobs and returns false.
 func (w *Worker) forEach(jobs []*applyJob, step func(job *applyJob) *applyFault) bool {
 	for i, job := range jobs {
 		if why := step(job); why != nil {
@@ -452,8 +449,7 @@ func (w *Worker) isNewerOrDrop(v *wbp.StagedVersion) bool {
 	return false
 }
 
-// copy writes a version into the memory to, which no other goroutine uses. It returns nil, or why it
-// failed.
+// copy writes a version into the memory to, which no other goroutine uses. It returns nil, or why it failed.
 func (w *Worker) copy(job *applyJob, to *memory) *applyFault {
 	start, written, fault, v := time.Now(), false, "", job.version
 	digest, err := v.Copy(func(data []byte) {

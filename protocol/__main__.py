@@ -69,9 +69,7 @@ def format_files() -> bool:
 def main(words: Sequence[str]) -> int:
     """Write or check the files; return the exit status."""
     parser = argparse.ArgumentParser(prog="weightbus.protocol", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; name the files that differ"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; name what differs")
     given = parser.parse_args(words)
     try:
         different = stale_files()

@@ -352,8 +352,8 @@ class Source:
     def one_of(self, value: object, allowed: tuple[Any, ...], what: str, *keys: str) -> Any:
         """Return a value, which must be one of the allowed values."""
         if value not in allowed:
-            listed = ", ".join(map(str, allowed))
-            raise self.fail(f"{what} {value!r} is not one of {listed}", *keys)
+            names = ", ".join(map(str, allowed))
+            raise self.fail(f"{what} {value!r} is not one of {names}", *keys)
         return value
 
     def check_name(self, value: str, pattern: re.Pattern[str], what: str, *keys: str) -> None:
@@ -568,9 +568,7 @@ def fits(kind: Type, value: object) -> bool:
 
 
 def type_of(written: str, classes: Mapping[str, str], limits: Mapping[str, Limit]) -> Type:
-    """Return the type of a text such as `array, at most 8: name`.
-
-    `classes` has the class of each object.
+    """Return the type of a text such as `name`; `classes` has the class of each object.
 
     Raises:
         ValueError: The text is not a type, or a bound is unknown, or the bounds are reversed.
@@ -672,8 +670,7 @@ def spelled(
 ) -> str:
     """Return the text of a type in a programming language.
 
-    `forms` has a format string for each kind of type. `part` returns the text of a type that the
-    type contains, and `bound` the text of a bound.
+    `forms` has a format string for each kind of type; `part` returns the text of an inner type.
     """
     texts: dict[str, object] = {}
     for name, value in vars(kind).items():

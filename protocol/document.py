@@ -224,8 +224,7 @@ def _check_sentences(protocol: d.Protocol, page: str, text: str) -> None:
         if limit is None or limit.page != page or not limit.sentence or limit.name in defined:
             raise fail(f"limits.toml has no {match[2]} for a sentence here", match.start())
         if int(match[1].replace(",", "")) != limit.value:
-            reason = f"{limit.name} is {match[1]} here, but {limit.value} in limits.toml"
-            raise fail(reason, match.start())
+            raise fail(f"{limit.name} is {match[1]}; limits.toml: {limit.value}", match.start())
         defined.add(limit.name)
     for limit in protocol.limits.values():
         if limit.page == page and limit.sentence and limit.name not in defined:

@@ -18,8 +18,7 @@ package wbp
 LEVELS: Final = ("index", "worker", "shared-memory")
 EXTRAS: Final = ("keys", "patches", "extras")  # pages of the optional features of the Go worker
 INITIALISMS: Final = {"crc": "CRC", "id": "ID", "ms": "MS", "pid": "PID", "us": "US"}
-# `Patch` is the name of a decoded patch in Go.
-NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"}
+NAMES: Final = {"nbytes": "Bytes", "PatchId": "PatchID", "Patch": "PatchOffer"}  # in Go
 PREFIXES: Final = {"announced": "a"}  # for states of a table whose names Go uses for variables
 IN_VECTORS: Final = {"session": "worker"}  # names of tables in the test vectors, if they differ
 WIDTH: Final = 120
@@ -128,16 +127,14 @@ def _struct(struct: d.Struct, protocol: d.Protocol) -> Iterator[str]:
         rows = [(_name(each.name), _type(struct, each), _tag(struct, each)) for each in own]
         names = [each.name for each in own]
         yield f"{inner}\n"
-        yield _commented(
-            rows, [("" if _repeats_name(each) else each.meaning, *names) for each in own]
-        )
+        yield _commented(rows, [("" if _is_trite(each) else each.meaning, *names) for each in own])
     yield "}\n"
     if isinstance(struct, d.Message):
         yield "\n// Kind returns the type of the message, as in its header.\n"
         yield f'func (*{_class(struct)}) Kind() string {{ return "{struct.name}" }}\n'
 
 
-def _repeats_name(each: d.Field) -> bool:
+def _is_trite(each: d.Field) -> bool:
     """Return whether a field's meaning adds nothing to the field's name."""
     return each.meaning in (f"the {each.name}", "its number") or "as in" in each.meaning
 

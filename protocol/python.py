@@ -10,9 +10,7 @@ from . import description as d
 
 WIDTH: Final = 100
 MADE: Final = "Made by `make protocol`; do not edit."
-OBSERVING: Final = (
-    "observing"  # the page of the messages that only some workers and publishers know
-)
+OBSERVING: Final = "observing"  # the page of messages that only some workers and publishers know
 
 # Names of types in the module of the messages. A type may contain those above it.
 ALIASES: Final = {
@@ -118,10 +116,7 @@ def _docstring(text: str, indent: str = "") -> str:
 
 
 def _fitted(start: str, rest: str) -> str:
-    """Return a line of two parts, with the second in parentheses if they do not fit a line.
-
-    The formatter breaks a line at parentheses, but does not remove them.
-    """
+    """Return a line of two parts; the second is in parentheses if they do not fit one line."""
     return f"{start} {rest}" if len(start) + 1 + len(rest) <= WIDTH else f"{start} ({rest})"
 
 

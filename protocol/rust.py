@@ -178,8 +178,7 @@ def _codes(protocol: d.Protocol) -> str:
 def _phases(protocol: d.Protocol) -> str:
     head = (
         "//! The tables of states: from a state, by an event, to a state. An event without a\n"
-        "//! transition from the current state changes nothing.\n\n"
-        "use serde::{Deserialize, Serialize};\n"
+        "//! transition changes nothing.\n\nuse serde::{Deserialize, Serialize};\n"
     )
     return head + "".join(_table(name, table) for name, table in protocol.tables.items())
 
@@ -266,9 +265,7 @@ class Messages:
 
     def __init__(self, protocol: d.Protocol) -> None:
         self.protocol = protocol
-        self.words: dict[
-            frozenset[str], str
-        ] = {}  # by the words of a field: the name of their enum
+        self.words: dict[frozenset[str], str] = {}  # by words of a field: the name of the enum
         self.tests: list[str] = []  # functions that test for defaults other than the type's default
         received = [each for enum, row in ENUMS.items() if row[2] for each in self._sent(enum)]
         self.read = {each.name for each in (*received, *protocol.objects_in(received))}

@@ -2,8 +2,7 @@
 
 If weightbus is installed where vLLM runs, `--weight-transfer-config '{"backend": "weightbus"}'`
 makes vLLM's workers load what a trainer publishes: vLLM calls `register` in each of its processes.
-Importing this module needs neither vLLM nor torch; `TrainerInit` needs both, and registers
-weightbus with vLLM.
+Importing this module needs neither vLLM nor torch; `TrainerInit` needs both.
 """
 
 from weightbus.lazy import lazy

@@ -37,11 +37,7 @@ VALUES: list[Mistake] = [
     ('"one of auto, together"', '"one of auto, auto"', "needs at least two different words"),
     ("MODELS_MAX: name ->", "MODELS_MAX: integer ->", "a key of an object is a string"),
     ('meaning = "the model"', "meaning = 1", "'meaning' is 1, which is not a text"),
-    (
-        'default = "", page = "patches"',
-        'default = "", page = "patch"',
-        "page 'patch' is not one of",
-    ),
+    ('default = "", page = "patches"', 'default = "", page = "patch"', "'patch' is not one of"),
     ("index = {", "epoch = {", "'epoch' is a field of each version already"),
 ]
 STRUCTS: list[Mistake] = [
@@ -103,11 +99,7 @@ OTHERS: dict[str, list[Mistake]] = {
         ('final = ["dropped", "rejected"]', 'final = ["lost"]', "there is no state 'lost'"),
         ("ready = { taken", "idle = { taken", "there is no state 'idle'"),
         ("ready = { taken", "ready = { take", "there is no event 'take'"),
-        (
-            'taken = "applying", newer',
-            'taken = "apply", newer',
-            "leads to 'apply', which is not a state",
-        ),
+        ('taken = "applying", newer', 'taken = "apply", newer', "'apply', which is not a state"),
         ('dropped = "is not', 'idle = ""\ndropped = "is not', "no event leaves 'idle'"),
         (
             "pulled = { patched",
@@ -187,7 +179,7 @@ PAGES: dict[str, list[Mistake]] = {
         ("| `revoked` |", "| `revoke` |", "no row `revoke`"),
     ],
     "docs/protocol/worker.md": [
-        ("64 (`RANK_MAX`)", "65 (`RANK_MAX`)", "RANK_MAX is 65 here, but 64 in limits.toml"),
+        ("64 (`RANK_MAX`)", "65 (`RANK_MAX`)", "RANK_MAX is 65; limits.toml: 64"),
         ("64 (`RANK_MAX`)", "64 (`RANKS_MAX`)", "limits.toml has no RANKS_MAX"),
         ("| announced | arriving |", "| announced | arrived |", "no row announced arrived"),
         ("| torn | an", "| turn | an |\n| torn | an", "no row turn"),

@@ -9,9 +9,8 @@
 //	└───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
 //	                  u64     u64       u64, little-endian: the length of the model's name
 //
-// The publisher writes a segment under an exclusive flock, and the worker copies under a shared
-// flock. Neither side waits for the lock. The stamp (epoch, version, length, model) identifies the
-// version in the segment.
+// The publisher writes a segment under an exclusive flock, and the worker copies under a shared flock. Neither
+// side waits for the lock. The stamp (epoch, version, length, model) identifies the version in the segment.
 package segment
 
 import (

@@ -39,8 +39,7 @@ func (c companions) complete() []Effect {
 	return []Effect{Ready{ready[0], ready[1:]}}
 }
 
-// removeLacking removes the versions from found that lack a companion, and reports whether there
-// were any.
+// removeLacking removes the versions from found that lack a companion, and reports whether there were any.
 func (c companions) removeLacking(found map[string]Key) bool {
 	var lacking []string
 	for model := range found {

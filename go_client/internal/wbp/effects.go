@@ -16,8 +16,7 @@ type (
 		Topic string
 		On    bool
 	}
-	// DecodePatch decodes a patch, which may take long. Afterwards WorkerMachine.Decoded must be
-	// called.
+	// DecodePatch decodes a patch, which may take long. Afterwards WorkerMachine.Decoded must be called.
 	DecodePatch struct{ Job *Patching }
 	// Unpatched reports that a patch was unusable, so that the whole version is fetched.
 	Unpatched struct {

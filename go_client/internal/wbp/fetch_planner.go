@@ -78,8 +78,7 @@ func (p *FetchPlanner) isDue(now time.Duration) bool {
 	return now-p.requestedAt >= timeout
 }
 
-// backOff postpones a version after a failure. The delay doubles with each failure of the version.
-// (W36)
+// backOff postpones a version after a failure. The delay doubles with each failure of the version. (W36)
 func (p *FetchPlanner) backOff(key Key, now time.Duration) {
 	p.backoffPause *= 2
 	if p.backoffKey != key {

@@ -57,9 +57,8 @@ func (s *follower) running() *Running {
 
 // Messages from the publisher.
 
-// announced handles an announcement. layout has the bytes of the layout, or is nil if the
-// announcement had none. push is true if the publisher may push the version's chunks; otherwise
-// they are fetched.
+// announced handles an announcement. layout has the bytes of the layout, or is nil if the announcement
+// had none. push is true if the publisher may push the version's chunks; otherwise they are fetched.
 func (s *follower) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if v := s.versions.find(key, staged); v != nil && a.Commit == "auto" { // W5
@@ -336,8 +335,7 @@ func (s *follower) stray(key Key, now time.Duration) []Effect {
 	return s.planner.hearOf(key, now)
 }
 
-// advance returns the fetches that are due. If the version is complete, advance also verifies and
-// stages it.
+// advance returns the fetches that are due. If the version is complete, advance also verifies and stages it.
 func (s *follower) advance(v *versionEntry, now time.Duration) []Effect {
 	return append(fetches(v.transfer, now), s.finishIfComplete(v, now)...)
 }
@@ -480,8 +478,7 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 // applyStarted records that an apply started.
 func (s *follower) applyStarted(key Key) { s.versions.move(s.versions.find(key, ready), taken) }
 
-// applied marks a version as running, and returns the report. digest is "" if the version was not
-// hashed.
+// applied marks a version as running, and returns the report. digest is "" if the version was not hashed.
 func (s *follower) applied(key Key, digest string, now time.Duration) []Effect {
 	v, older := s.versions.find(key, applying), s.versions.inPhase(running) // W16
 	if v == nil {

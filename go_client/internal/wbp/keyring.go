@@ -33,9 +33,8 @@ func (r *Keyring) Begin(keys []string, until time.Duration) {
 	r.add(keys, until)
 }
 
-// add adds the keys of a rotation. The previous keys expire at `until`. A key that is listed before a
-// known key is older and has expired. It is not added again: otherwise replayed messages would be
-// accepted. (E6)
+// add adds the keys of a rotation. The previous keys expire at `until`. A key that is listed before a known
+// key is older and has expired. It is not added again: otherwise replayed messages would be accepted. (E6)
 func (r *Keyring) add(keys []string, until time.Duration) {
 	var added []*GroupKey
 	for _, digits := range keys {

@@ -75,8 +75,7 @@ func (c *acceptance) keep(layout *Layout) {
 	}
 }
 
-// sizeFault returns the reason why a version or its layout is too large; "" if both sizes are
-// allowed.
+// sizeFault returns the reason why a version or its layout is too large; "" if both sizes are allowed.
 func (c *acceptance) sizeFault(a *Announce) string {
 	layoutMax := c.bytesMax
 	if layoutMax < LayoutBytesGuaranteed {

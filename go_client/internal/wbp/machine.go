@@ -16,10 +16,9 @@ type Model struct {
 
 // A WorkerMachine is the state machine of one worker.
 //
-// Its session is in one of the states outside (no session), probing (whether the publisher's shared
-// memory can be read) and inside (tables.go). Inside, each message goes to the follower of its
-// model. Outside, the worker keeps its staged and running versions and repeats hello, so that it
-// rejoins a publisher that restarts.
+// Its session is in one of the states outside (no session), probing (whether the publisher's shared memory can
+// be read) and inside (tables.go). Inside, each message goes to the follower of its model. Outside, the worker
+// keeps its staged and running versions and repeats hello, so that it rejoins a publisher that restarts.
 type WorkerMachine struct {
 	Malformed int // number of dropped malformed messages
 
@@ -211,10 +210,9 @@ func (m *WorkerMachine) receive(frames [][]byte, lease *Lease, now time.Duration
 	return nil
 }
 
-// ignores reports whether to ignore a message: a message that was not decrypted, a sealed message or
-// a rekey if this worker has no keys, and a chunk in the clear if it has keys. (E1) A pushed sealed
-// chunk of a version that is not arriving is also ignored, since its header is not authenticated.
-// (E4)
+// ignores reports whether to ignore a message: a message that was not decrypted, a sealed message or a
+// rekey if this worker has no keys, and a chunk in the clear if it has keys. (E1) A pushed sealed
+// chunk of a version that is not arriving is also ignored, since its header is not authenticated. (E4)
 func (m *WorkerMachine) ignores(message Message, pushed bool) bool {
 	switch message := message.(type) {
 	case nil, *SealedMessage: // Keyring.Published did not decrypt it
@@ -468,9 +466,8 @@ func (m *WorkerMachine) probe(shared *Shared) bool {
 }
 
 // Connected must be called repeatedly while the control channel is connected. isNew is true if the
-// connection is new, so that the publisher does not know the worker yet. Without a session,
-// Connected returns a hello: at once on a new connection, then at intervals until the publisher
-// answers.
+// connection is new, so that the publisher does not know the worker yet. Without a session, Connected
+// returns a hello: at once on a new connection, then at intervals until the publisher answers.
 func (m *WorkerMachine) Connected(isNew bool, now time.Duration) []Effect {
 	if isNew {
 		m.changeSession(unknown)

@@ -9,10 +9,9 @@ import (
 
 const populateMax = 1 << 30 // the largest memory to prefault; prefaulting more takes too long
 
-// allocate returns size bytes from the system, with room for an authentication tag after them. The
-// memory is outside the Go heap: it does not affect the pace of garbage collection, and release
-// frees it at once. If prefault is true, the kernel maps all pages at once, which is several times
-// cheaper than one by one.
+// allocate returns size bytes from the system, with room for an authentication tag after them. The memory
+// is outside the Go heap: it does not affect the pace of garbage collection, and release frees it at once.
+// If prefault is true, the kernel maps all pages at once, which is several times cheaper than one by one.
 func allocate(size int64, prefault bool) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil

@@ -214,10 +214,9 @@ func (b block) check(mode blockMode, size int64) error {
 	return nil
 }
 
-// Apply changes data from the base to the target. digest is the digest of data, or "" if unknown. If
-// data is not the base, or a block is malformed, Apply returns an error and leaves data unchanged. If
-// the result is not the target, or the patch is cancelled, Apply returns an error, and data must not
-// be used.
+// Apply changes data from the base to the target. digest is the digest of data, or "" if unknown. If data
+// is not the base, or a block is malformed, Apply returns an error and leaves data unchanged. If the
+// result is not the target, or the patch is cancelled, Apply returns an error, and data must not be used.
 func (p *Patch) Apply(data []byte, digest string) error {
 	if digest == "" {
 		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)
@@ -237,9 +236,8 @@ func (p *Patch) Apply(data []byte, digest string) error {
 	return nil
 }
 
-// Put changes all blocks without checking the digests. If a block is malformed, it returns an error
-// and changes no block. If the patch is cancelled, it returns an error, and some blocks may have
-// changed.
+// Put changes all blocks without checking the digests. If a block is malformed, it returns an error and
+// changes no block. If the patch is cancelled, it returns an error, and some blocks may have changed.
 //
 // The first pass decodes every block and stores the changes of the first parts, as many as
 // changesShare allows. The second pass writes the changes, and decodes the other parts again.

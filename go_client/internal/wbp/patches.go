@@ -27,9 +27,8 @@ func (p *Patches) topic() string {
 	return DataTopic(p.model)
 }
 
-// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to the
-// chunks of whole versions. It returns nothing if the subscription is right already, or not needed.
-// (D7)
+// listen subscribes to the chunks of patches if the transfer receives a patch, otherwise to the chunks
+// of whole versions. It returns nothing if the subscription is right already, or not needed. (D7)
 func (p *Patches) listen(t *Transfer, shared bool) []Effect {
 	before := p.topic()
 	p.listens = t.patch != nil

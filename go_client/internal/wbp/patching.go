@@ -23,8 +23,7 @@ func (j *Patching) cancel() { j.canceled.Store(true) }
 // isLive reports whether the job was not cancelled.
 func (j *Patching) isLive() bool { return !j.canceled.Load() }
 
-// Run decodes the patch, which may take long. It returns "", or the reason why the patch is
-// unusable. (D5)
+// Run decodes the patch, which may take long. It returns "", or the reason why the patch is unusable. (D5)
 func (j *Patching) Run() (fault string) {
 	patch, err := ParsePatch(j.base.layout, j.patch)
 	if err == nil && patch.Target != j.digest {

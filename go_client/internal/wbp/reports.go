@@ -93,8 +93,7 @@ func appliedReport(model string, v *versionEntry) Effect {
 		Patch: by.Patch, DecodeUS: by.took.Microseconds(), Note: by.Note}}
 }
 
-// failedReport returns a Failed message for a version. intact means that the previous version still
-// runs. (W24)
+// failedReport returns a Failed message for a version. intact means that the previous version still runs. (W24)
 func failedReport(failure *Failed, intact bool) Effect {
 	message := *failure
 	message.Intact = &intact

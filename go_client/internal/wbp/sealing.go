@@ -71,8 +71,7 @@ func gcm(key []byte) cipher.AEAD {
 	return sealed
 }
 
-// openMessage decrypts the message with this count. It returns nil if the message is not authentic.
-// (E5)
+// openMessage decrypts the message with this count. It returns nil if the message is not authentic. (E5)
 func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 	if len(sealed) < TagBytes {
 		return nil
@@ -93,8 +92,7 @@ type Subject struct {
 	Bytes, ChunkBytes int64 // sizes of the data section, or of the patch, and of a chunk
 }
 
-// subjectOf returns the Subject of an announced version or, if patch is not nil, of that patch.
-// (D12)
+// subjectOf returns the Subject of an announced version or, if patch is not nil, of that patch. (D12)
 func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	s := Subject{Model: a.Model, Encoding: a.Encoding, Key: Key{a.Epoch, a.Version}, Bytes: a.Bytes, ChunkBytes: a.ChunkBytes}
 	if patch != nil {
@@ -103,8 +101,7 @@ func subjectOf(a *Announce, patch *PatchOffer) Subject {
 	return s
 }
 
-// Names returns the bytes from which the version's key is derived. They identify the version and the
-// encoding.
+// Names returns the bytes from which the version's key is derived. They identify the version and the encoding.
 func (s Subject) Names() []byte {
 	out := append([]byte{byte(len(s.Model))}, s.Model...)
 	out = append(append(out, byte(len(s.Encoding))), s.Encoding...)

@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// ErrStale means that the shared memory of a version was overwritten by another version, or is
-// being written.
+// ErrStale means that the shared memory of a version was overwritten by another version, or is being written.
 var ErrStale = errors.New("the segment no longer holds this version")
 
 // A Key identifies a version. Keys are ordered by epoch, then by version.

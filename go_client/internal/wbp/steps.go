@@ -120,8 +120,7 @@ func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
 	return to, nil
 }
 
-// golomb reads `count` numbers in Exp-Golomb codes of order `k`, and returns the numbers in the
-// memory of `to`.
+// golomb reads `count` numbers in Exp-Golomb codes of order `k`, and returns the numbers in the memory of `to`.
 func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	to, total := to[:0], 0
 	for i := 0; i < count; i++ {
@@ -141,8 +140,7 @@ func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
 	return to, nil
 }
 
-// skipPadding checks that the unread bits of the current byte are zero, and returns the bytes after
-// that byte.
+// skipPadding checks that the unread bits of the current byte are zero, and returns the bytes after that byte.
 func (r *bitReader) skipPadding() ([]byte, error) {
 	unread := -r.at & 7
 	if r.peek()&(1<<unread-1) != 0 {
@@ -421,9 +419,8 @@ func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *chan
 	return nil
 }
 
-// findIn appends the changes of a class in a window, whose first element has index first. mask has
-// one bit for each element of the class; seenAfter is the number of the class's elements up to the
-// window's end.
+// findIn appends the changes of a class in a window, whose first element has index first. mask has one bit
+// for each element of the class; seenAfter is the number of the class's elements up to the window's end.
 func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, seenAfter uint32, to *changes) error {
 	for seen := c.seen; c.rank < seenAfter; seen++ {
 		for ; seen < c.rank; seen++ {

@@ -1,6 +1,5 @@
 // Package wbp implements the worker's side of the weight bus protocol WBP/1 (docs/PROTOCOL.md)
-// without sockets, goroutines or clocks: messages go in with the current time, and effects come
-// out.
+// without sockets, goroutines or clocks: messages go in with the current time, and effects come out.
 package wbp
 
 import "time"

@@ -216,8 +216,7 @@ func (t *Transfer) add(index64 int64, p proof, payload []byte, lease *Lease, now
 	return true
 }
 
-// copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not
-// valid.
+// copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not valid.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, valid bool) {
 	if state := t.states[index]; state == here || state == leased || len(payload) == 0 {
 		return 0, false
@@ -469,8 +468,7 @@ func (t *Transfer) addFetches(fetches []Message) []Message {
 	return fetches
 }
 
-// verify reports whether the version matches its digest. If it does not, verify marks all chunks as
-// missing.
+// verify reports whether the version matches its digest. If it does not, verify marks all chunks as missing.
 func (t *Transfer) verify() bool {
 	if t.Digest == Digest(t.Announce.Layout, t.plan.ChunkBytes, t.crcs) {
 		return true

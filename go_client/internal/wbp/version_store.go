@@ -58,8 +58,7 @@ func (v *versionEntry) awaitCompanions() { v.awaitsCompanions = true }
 // setTransfer sets the transfer that receives the version.
 func (v *versionEntry) setTransfer(t *Transfer) { v.transfer = t }
 
-// A base has the bytes of the running version, on which patches build, in their staging buffer.
-// (D3)
+// A base has the bytes of the running version, on which patches build, in their staging buffer. (D3)
 type base struct {
 	running Running
 	layout  *Layout
@@ -113,8 +112,7 @@ func (s *versionStore) find(key Key, phases ...State) *versionEntry {
 	return nil
 }
 
-// awaitingCompanions returns the staged version if it is committed and waits for its companions;
-// else nil.
+// awaitingCompanions returns the staged version if it is committed and waits for its companions; else nil.
 func (s *versionStore) awaitingCompanions() *versionEntry {
 	if v := s.inPhase(staged); v != nil && v.awaitsCompanions {
 		return v
@@ -195,8 +193,7 @@ func (s *versionStore) reconnected(epoch int64, now time.Duration) {
 	s.rejected = nil
 }
 
-// changeMode applies an event to the mode. It returns false if the mode has no transition for the
-// event. (W26)
+// changeMode applies an event to the mode. It returns false if the mode has no transition for the event. (W26)
 func (s *versionStore) changeMode(event Event) bool {
 	mode := modelTable[s.mode][event]
 	if mode != "" {
@@ -218,9 +215,8 @@ func (s *versionStore) rename(v *versionEntry, key Key) {
 	}
 }
 
-// move applies an event to a version. It returns false if v is nil or the version's phase has no
-// transition for the event. parts are new values for the fields of the next phase: a *Transfer,
-// *StagedVersion or *Running.
+// move applies an event to a version. It returns false if v is nil or the version's phase has no transition for
+// the event. parts are new values for the fields of the next phase: a *Transfer, *StagedVersion or *Running.
 func (s *versionStore) move(v *versionEntry, event Event, parts ...interface{}) bool {
 	if v == nil || versionTable[v.phase][event] == "" {
 		return false

@@ -10,8 +10,7 @@ const ellipsis = "…"
 
 // Printable returns a peer's text as one line that is safe to print: control, formatting and other
 // invisible characters are escaped. A newline becomes \n, an escape \x1b, a right-to-left override
-// \u202e. Printable text is not changed. The result is truncated to `most` characters; 0 means no
-// limit.
+// \u202e. Printable text is not changed. The result is truncated to `most` characters; 0 means no limit.
 func Printable(text string, most int) string {
 	var shown strings.Builder
 	for _, r := range text {

@@ -112,9 +112,8 @@ func (c *Connection) Subscribe(topic string, on bool) {
 	}
 }
 
-// SetTicket sets the ticket that the next connection sends first. A ticket is valid for one
-// connection, so each later connection waits for another call of SetTicket. After SetTicket(nil),
-// connections need no ticket.
+// SetTicket sets the ticket that the next connection sends first. A ticket is valid for one connection, so
+// each later connection waits for another call of SetTicket. After SetTicket(nil), connections need no ticket.
 func (c *Connection) SetTicket(ticket []byte) {
 	c.ticket, c.needsTicket = ticket, ticket != nil
 	select {
@@ -126,8 +125,7 @@ func (c *Connection) SetTicket(ticket []byte) {
 // AwaitsTicket reports whether the connection waits for a ticket.
 func (c *Connection) AwaitsTicket() bool { return c.awaitsTicket }
 
-// Redial closes the current connection, which may be dead, and dials at once. Queued messages are
-// lost.
+// Redial closes the current connection, which may be dead, and dials at once. Queued messages are lost.
 func (c *Connection) Redial() { c.abort() }
 
 // Tick must be called about ten times a second. It sends pings that are due, and closes a

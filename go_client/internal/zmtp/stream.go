@@ -245,8 +245,7 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 	return messages, err
 }
 
-// Close must be called when the connection has closed. It cancels the payload that is being
-// received.
+// Close must be called when the connection has closed. It cancels the payload that is being received.
 func (s *Stream) Close() {
 	if s.body != nil && s.body.buffer != nil {
 		s.body.buffer.Cancel()

@@ -1,6 +1,6 @@
 // Made by `make protocol`; do not edit.
 //! The tables of states: from a state, by an event, to a state. An event without a
-//! transition from the current state changes nothing.
+//! transition changes nothing.
 
 use serde::{Deserialize, Serialize};
 
