@@ -133,7 +133,7 @@ def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
         ),
     )
     if not made.wait_joined(START_SECONDS):
-        raise TimeoutError("the publisher has not let this worker in")
+        raise TimeoutError("the publisher has not accepted this worker in time")
     return made
 
 

@@ -31,7 +31,7 @@ def plan(shape: Shape, workers: int, rounds: int | None = None) -> Plan:
     for nbytes, usual, burst in EFFORT:
         if shape.nbytes <= nbytes:
             return Plan(shape, workers, rounds or usual, burst)
-    raise ValueError(f"{shape.text} is more than can be measured here")
+    raise ValueError(f"{shape.text} is too large to be measured")
 
 
 def quick(rounds: int | None) -> list[Plan]:

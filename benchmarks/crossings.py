@@ -140,7 +140,7 @@ class Tracer:
             time.sleep(SETTLED)  # enough for a thread that waits for the interpreter to get it
             if self.events == before and _others_sleep():
                 return
-        raise TimeoutError(f"the threads have not come to rest within {SECONDS:.0f} s")
+        raise TimeoutError(f"the threads still run after {SECONDS:.0f} s")
 
 
 def _module(frame: FrameType) -> str:
@@ -204,7 +204,7 @@ def follow(case: str) -> Iterator[tuple[Trails, Counter[str]]]:
             tracer.settle()
             tracer.on = False
             if not np.array_equal(source["w"], copy["w"]):
-                raise RuntimeError("the worker holds other bytes than were published")
+                raise RuntimeError("the worker has other bytes than were published")
             if counted:
                 yield tracer.trails, tracer.entries
 

@@ -156,7 +156,7 @@ def _subscriber(worker: Dealer, insider: Insider) -> socket.socket | None:
         while b"READY" not in heard:
             more = made.recv(256)
             if not more:
-                raise ConnectionError("it has hung up")
+                raise ConnectionError("the publisher has closed the connection")
             heard += more
         made.sendall(b"".join(bytes(part) for each in said for part in message_parts([each])))
     except OSError:

@@ -39,7 +39,7 @@ class Lines:
         """Wait until every worker has reported that it is done."""
         for connection in self.connections:
             if connection.recv(1) != BYTE:
-                raise ConnectionError("a worker is gone")
+                raise ConnectionError("a worker has closed its connection")
 
     def close(self) -> None:
         """Close all connections."""

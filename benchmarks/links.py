@@ -82,7 +82,7 @@ def own_network() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         code = ctypes.get_errno()
-        raise OSError(code, f"a network of its own: {os.strerror(code)}")
+        raise OSError(code, f"no new network namespace (needs root): {os.strerror(code)}")
     run("ip", "link", "set", "lo", "up")
 
 
@@ -252,7 +252,7 @@ class Questions:
             address, models, name=name, settings=Settings(shared_memory=False, **options)
         )
         if not worker.wait_joined(JOIN_SECONDS):
-            raise TimeoutError(f"{name}: {address} has not let this worker in")
+            raise TimeoutError(f"{name}: {address} has not accepted this worker in time")
         self._ways[name], self._models[name] = worker.start(), models
         for model, version in ran.items():
             worker.wait_for_version(model, version, timeout=JOIN_SECONDS)
@@ -364,7 +364,7 @@ def check(link: Link, data: Bytes) -> None:
     wanted = crc32c(data)
     for name in WAYS:
         if link.worker.ask(f"digest {name}", ASK_SECONDS)["crc"] != wanted:
-            raise RuntimeError(f"{name}: other bytes were applied than published")
+            raise RuntimeError(f"{name}: other bytes were applied than were published")
 
 
 def over_links(

@@ -114,7 +114,7 @@ class Way:
             self.idle = self.memory()
         self.worker = start("worker", above)
         if not self.worker.ask("joined", START_SECONDS)["joined"]:
-            raise TimeoutError(f"{name}: {above} has not let the worker in")
+            raise TimeoutError(f"{name}: {above} has not accepted the worker in time")
 
     def _start(self, role: str, above: str, *, size: str, shared: bool, undo: ExitStack) -> Process:
         about = json.dumps({"role": role, "above": above, "size": size, "shared": shared})
@@ -135,7 +135,7 @@ class Way:
     def check(self) -> None:
         """Raise an error unless the worker has the bytes that were published last."""
         if self.worker.ask("digest", ANSWER_SECONDS)["digest"] != self.model.digest():
-            raise RuntimeError(f"{self.name}: the worker holds other bytes than were published")
+            raise RuntimeError(f"{self.name}: the worker has other bytes than were published")
 
 
 def quartiles(seconds: list[float]) -> str:

@@ -27,7 +27,7 @@ class Questions:
     def ready(self) -> Answer:
         """Wait until versions can be published."""
         if not self._worker.ready.wait(START_SECONDS):
-            raise TimeoutError("not ready in time")
+            raise TimeoutError("the worker is not ready in time")
         return {}
 
     def digest(self) -> Answer:
