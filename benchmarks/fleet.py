@@ -63,7 +63,7 @@ def compare(digests: Sequence[int], model: Model) -> None:
     for index, digest in enumerate(digests):
         if digest != expected:
             raise WrongBytes(
-                f"worker {index} has bytes of CRC-32C {digest:08x}, not the published {expected:08x}"
+                f"worker {index} has bytes of CRC-32C {digest:08x}, not {expected:08x} as published"
             )
 
 
