@@ -155,8 +155,8 @@ export interface Welcome {
   /** Milliseconds of silence until the publisher considers a worker lost; for logs. */
   readonly lost_ms: number;
   /**
-   * For each model, the newest version for this worker. A model without a version has 0 or is
-   * missing.
+   * For each model, the newest committed version for this worker. A model without a version has 0
+   * or is missing.
    */
   readonly models: ReadonlyMap<string, number>;
   /** Milliseconds since the publisher started, or fewer; 0: unknown. */
@@ -447,7 +447,9 @@ export interface Fetch {
   readonly model: string;
   /** The session's epoch. */
   readonly epoch: number;
-  /** The version; 0: the newest version for this worker. With `version` 0, `count` is 0. */
+  /**
+   * The version; 0: the newest committed version for this worker. With `version` 0, `count` is 0.
+   */
   readonly version: number;
   /** The first chunk. */
   readonly first?: number | undefined;

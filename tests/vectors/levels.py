@@ -68,6 +68,8 @@ def of_message(case: Json) -> Json:
     level = HIGHER.get(kind, 1)
     if re.search(r" bad (shared|hash) \d+$", case["name"]):  # a field that others ignore
         level = 4
+    if re.search(r" (bad whole \d+|whole without payload)$", case["name"]):  # a field of level 2
+        level = 2
     broken = ["W21" if case["direction"] == "from_publisher" else "P5"]
     to_observer = re.match("from_publisher (roster|verified) ", case["name"])
     ruled = "error" in case["expect"] and not to_observer

@@ -64,7 +64,7 @@ type Welcome struct {
 	Data     string           `json:"data"`    // the endpoint of the data channel (level 2)
 	PingMS   int64            `json:"ping_ms"` // the publisher's interval of pings
 	LostMS   int64            `json:"lost_ms"`
-	Models   map[string]int64 `json:"models"`             // for each model, the newest version for this worker
+	Models   map[string]int64 `json:"models"`
 	AgeMS    int64            `json:"age_ms,omitempty"`   // milliseconds since the publisher started, or fewer
 	Features []string         `json:"features,omitempty"` // values for optional features
 	Shared   *Shared          `json:"shared,omitempty"`   // the probe; nil: the publisher offers no segments
@@ -99,7 +99,7 @@ func (*Pong) Kind() string { return "pong" }
 type Fetch struct {
 	Model     string   `json:"model"`
 	Epoch     int64    `json:"epoch"`               // the session's epoch
-	Version   int64    `json:"version"`             // the version; 0: the newest version for this worker
+	Version   int64    `json:"version"`             // the version; 0: the newest committed version for this worker
 	First     int64    `json:"first,omitempty"`     // the first chunk
 	Count     int64    `json:"count,omitempty"`     // the number of chunks
 	Layout    bool     `json:"layout,omitempty"`    // with Count 0: whether the announcement carries the layout

@@ -403,8 +403,8 @@ pub struct Welcome {
     pub ping_ms: u64,
     /// Milliseconds of silence until the publisher considers a worker lost; for logs.
     pub lost_ms: u64,
-    /// For each model, the newest version for this worker. A model without a version has 0 or is
-    /// missing.
+    /// For each model, the newest committed version for this worker. A model without a version has
+    /// 0 or is missing.
     pub models: BTreeMap<String, u64>,
     /// Milliseconds since the publisher started, or fewer; 0: unknown.
     #[serde(skip_serializing_if = "is_default")]
@@ -496,7 +496,8 @@ pub struct Fetch {
     pub model: String,
     /// The session's epoch.
     pub epoch: u64,
-    /// The version; 0: the newest version for this worker. With `version` 0, `count` is 0.
+    /// The version; 0: the newest committed version for this worker. With `version` 0, `count` is
+    /// 0.
     pub version: u64,
     /// The first chunk.
     #[serde(skip_serializing_if = "is_default")]
