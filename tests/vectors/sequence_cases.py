@@ -564,6 +564,14 @@ def _catching_up() -> Iterator[Case]:
     case.control(announce(3, layout=OTHER_LAYOUT), sends=[layout]).wait(RETRY)
     case.control(abort, silent=["fetch"]).control(announce(4), asks=[0, 1, 2])
     yield case.fetched(4, sends=[applied(4), latest], runs={"m": 4})
+    case = Case("an undecided version that was announced while catching up", "P10 W14 W26").joined()
+    together: Json = {"commit": "together", "acknowledge": "staged"}
+    case.data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2)).wait(RETRY, asks=[0, 1, 2])
+    case.data(announce(3, **together)).fetched(2, sends=[applied(2), latest], runs={"m": 2})
+    case.wait(RETRY).control(announce(3, **together), asks=[0, 1, 2])
+    case.fetched(3, sends=[{**applied(3), "type": "staged"}], runs={"m": 2})
+    commit = message("commit", **number(3, EPOCH), digest=applied(3)["digest"])
+    yield case.control(commit, sends=[applied(3)], runs={"m": 3})
 
 
 def _whole() -> Iterator[Case]:
