@@ -1,5 +1,5 @@
 /**
- * What the conformance suite drives (tests/conformance/README.md at the root says how).
+ * Runs the vectors or a worker for the conformance suite (tests/conformance/README.md at the root).
  *
  *     driver vectors DIR
  *     driver worker ADDRESS --name NAME --models m1,m2 [--in-place SPEC.json] [--no-tensors]
@@ -21,7 +21,7 @@ const { positionals, values } = parseArgs({
     "in-place": { type: "string" },
     "no-tensors": { type: "boolean", default: false },
     "bytes-max": { type: "string" },
-    network: { type: "boolean", default: false }, // the only transport that there is here
+    network: { type: "boolean", default: false }, // no effect: this client has no other transport
     "loop-delay": { type: "boolean", default: false },
     seconds: { type: "string", default: "120" },
     "turn-down": { type: "string" },

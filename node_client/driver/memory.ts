@@ -1,9 +1,9 @@
-/** Memory to register, from a description of it. */
+/** Allocates memory to register, as a description of tensors requires. */
 
 import { arrayType, type Dtype, tensorBytes } from "../src/dtypes.js";
 import type { Registered, Tensor } from "../src/index.js";
 
-/** By model and name. */
+/** The dtype and shape of each tensor, by model and tensor name. */
 export type Spec = Record<string, Record<string, { dtype: Dtype; shape: number[] }>>;
 
 /** Allocate memory for each tensor of each model. */

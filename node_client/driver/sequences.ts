@@ -1,4 +1,4 @@
-/** Plays the sequences of the golden vectors: the worker's machine, and a clock. */
+/** Plays the sequences of the golden vectors with a worker's machine and a simulated clock. */
 
 import type { Effect } from "../src/effects.js";
 import { encode } from "../src/headers.js";
@@ -12,7 +12,7 @@ import type { Blob, Row } from "./vectors.js";
 
 interface Step {
   readonly wait_ms?: number;
-  /** Of which epoch. */
+  /** The epoch of a pong to receive. */
   readonly pong?: number;
   readonly control?: readonly Blob[];
   readonly data?: readonly Blob[];
@@ -28,13 +28,13 @@ export interface Sequence {
 
 const TICK_MS = 100;
 
-/** Return what the worker sent at each step, and what it runs then. */
+/** Return for each step the messages that the worker sent, and the versions that it runs then. */
 export function play(sequence: Sequence, bytesOf: (blob: Blob) => Uint8Array): Row[] {
   const player = new Player(sequence);
   return sequence.steps.map((step) => player.step(step, bytesOf));
 }
 
-/** A worker that applies at once whatever is ready, or fails to as the case wants it. */
+/** A worker that applies each ready version at once, or fails to if the sequence says so. */
 class Player {
   readonly #machine: WorkerMachine;
   readonly #models: readonly string[];
@@ -101,7 +101,7 @@ class Player {
 
   #apply(model: string): readonly Effect[] {
     const outcome = this.#applies.shift() ?? "done";
-    this.#machine.taken(model);
+    this.#machine.takeReady(model);
     if (outcome === "done") return this.#machine.applied(model, this.#now);
     return this.#machine.failed(model, "no", this.#now, outcome !== "torn");
   }

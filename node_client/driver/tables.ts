@@ -1,8 +1,9 @@
 /**
- * The tables of phases, by what they are of.
+ * Lists the tables of phases by name, and changes one transition if the environment asks for it.
  *
- * `WEIGHTBUS_FLIP="version arriving whole dropped"` leads an arrow elsewhere, or takes it away if it
- * leads nowhere: tests must notice (`tests/protocol/flip_arrows.py` at the root).
+ * `WEIGHTBUS_FLIP="version arriving whole dropped"` changes the phase to which a transition leads;
+ * without the last word it removes the transition. Each such change must fail a test
+ * (`tests/protocol/flip_arrows.py` at the root).
  */
 
 import {
@@ -21,7 +22,7 @@ export const TABLES: Record<string, Record<string, Record<string, string>>> = {
   worker: SESSION_ARROWS,
 };
 
-const [of = "", state = "", event = "", wrong] = process.env.WEIGHTBUS_FLIP?.split(" ") ?? [];
-const arrows = TABLES[of]?.[state] ?? {};
+const [table = "", state = "", event = "", wrong] = process.env.WEIGHTBUS_FLIP?.split(" ") ?? [];
+const arrows = TABLES[table]?.[state] ?? {};
 delete arrows[event];
 if (wrong !== undefined) arrows[event] = wrong;

@@ -1,4 +1,4 @@
-/** Reads the golden vectors and says, for each case, what this client makes of it. */
+/** Reads the golden vectors, and yields this client's result for each case. */
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -27,7 +27,7 @@ import { TABLES } from "./tables.js";
 export type Row = Record<string, unknown>;
 export type Blob = { text?: string; hex?: string; file?: string };
 
-/** What the tables hold: each case has some of these. */
+/** The fields of the cases of all tables: each case has some of these. */
 interface Case extends Blob {
   name?: string;
   direction: string;
@@ -99,7 +99,7 @@ function* rows(
   result: (c: Case) => Row | null,
 ): Generator<Row> {
   const table = JSON.parse(readFileSync(join(folder, file), "utf8")) as Record<string, Case[]>;
-  const several = Object.keys(table).length > 2; // lists, beside the format
+  const several = Object.keys(table).length > 2; // lists of cases, besides the key `format`
   for (const [index, c] of (table[list] ?? []).entries()) {
     const name = c.name ?? String(index);
     const found = result(c);
@@ -159,7 +159,7 @@ function payload({ group, version, purpose, index, sealed, tag }: Case): Row {
   return { ok: { plain: text, crc, nonce: bound[0], associated: bound[1] } };
 }
 
-/** Return what counts of some messages that were published to one who has the group keys. */
+/** Return the decrypted messages, for a worker that has the group keys; null for ignored ones. */
 function published({ keys, messages }: Case): Row {
   const keyring = new Keyring();
   keyring.begin(keys);
@@ -191,7 +191,7 @@ function chunks(c: Case): Row {
   });
 }
 
-/** Return the values of a case as another dtype has them, in hexadecimal digits. */
+/** Return the values of a case, converted to another dtype, in hexadecimal digits. */
 function cast({ from, to, in: bytes }: Case): string {
   const values = elements(Buffer.from(bytes, "hex"), from);
   const target = new (arrayType(to))(values.length);
@@ -207,7 +207,7 @@ function delta(folder: string, c: Case): Row {
     new Patch(layout, bytesOf(folder, c.patch)).apply(data);
     return { ok: { digest: digestOf(layout.id, 2 ** 12, data) } };
   });
-  const late = c.name === "another target"; // which is found out last
+  const late = c.name === "another target"; // detected only after the bytes have changed
   if ("error" in answer && !late && !base.equals(data)) return { error: "bytes have changed" };
   return answer;
 }

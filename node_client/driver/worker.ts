@@ -1,16 +1,16 @@
-/** A worker that tells on standard output what happens to it, one JSON line each. */
+/** Runs a worker that prints each of its events as a line of JSON. */
 
 import { readFileSync } from "node:fs";
 import { type IntervalHistogram, monitorEventLoopDelay } from "node:perf_hooks";
-import { setTimeout as passed } from "node:timers/promises";
+import { setTimeout as sleep } from "node:timers/promises";
 import { crc32c } from "../src/checksum.js";
 import { type Update, Worker } from "../src/index.js";
 import { bytesOf } from "../src/tensor.js";
 import { memory } from "./memory.js";
 import { type PartOptions, part } from "./part.js";
 
-const LOOK_MS = 100; // between two looks at what runs
-const TURN_MS = 3; // in which a timer of 1 ms has fired
+const LOOK_MS = 100; // between two checks of which versions run
+const TURN_MS = 3; // long enough for a timer of 1 ms to fire
 
 export interface Options {
   readonly name: string | undefined;
@@ -27,7 +27,7 @@ export interface Options {
   readonly seconds: number;
 }
 
-/** Apply whatever comes until SIGTERM, or until the time is over. */
+/** Apply all versions that arrive until SIGTERM, or for `options.seconds`. */
 export async function worker(address: string, options: Options): Promise<void> {
   const { name, models, inPlace, bytesMax } = options;
   const registered = inPlace === undefined ? {} : memory(JSON.parse(readFileSync(inPlace, "utf8")));
@@ -49,25 +49,25 @@ export async function worker(address: string, options: Options): Promise<void> {
   };
   process.once("SIGTERM", stop);
   const timer = setTimeout(stop, options.seconds * 1000);
-  worker.on("joined", (epoch) => say({ event: "joined", epoch }));
-  worker.on("lost", () => say({ event: "lost" }));
-  worker.on("refused", ({ code, reason }) => say({ event: "refused", code, text: reason }));
+  worker.on("joined", (epoch) => print({ event: "joined", epoch }));
+  worker.on("lost", () => print({ event: "lost" }));
+  worker.on("refused", ({ code, reason }) => print({ event: "refused", code, text: reason }));
   worker.on("failed", ({ model, epoch, version, code, reason }) =>
-    say({ event: "failed", model, epoch, version, code, text: reason }),
+    print({ event: "failed", model, epoch, version, code, text: reason }),
   );
   worker.on("notice", (code, text) => console.error(`${code}: ${text}`));
-  const told = new Map<string, string>(); // what was said to run, by model
-  const looking = setInterval(() => look(worker, models, told), LOOK_MS);
+  const reported = new Map<string, string>(); // by model, the key that was last reported as running
+  const looking = setInterval(() => reportRenamed(worker, models, reported), LOOK_MS);
   const delays = monitorEventLoopDelay({ resolution: 1 });
   if (options.loopDelay) delays.enable();
   for await (const update of worker) {
     const { model, epoch, version, digest } = update;
-    told.set(model, keyOf(update));
+    reported.set(model, keyOf(update));
     const tensors = options.tensors ? { tensors: checksums(update) } : {};
     const metadata = Object.fromEntries(update.metadata);
     const row = { event: "applied", model, epoch, version, digest, metadata, ...tensors };
-    if (!options.loopDelay) say(row);
-    else void longest(delays).then((delay_ms) => say({ ...row, delay_ms })); // the next may be here
+    if (!options.loopDelay) print(row);
+    else void longest(delays).then((delay_ms) => print({ ...row, delay_ms })); // do not delay the next update
   }
   delays.disable();
   clearTimeout(timer);
@@ -75,14 +75,14 @@ export async function worker(address: string, options: Options): Promise<void> {
   process.off("SIGTERM", stop);
 }
 
-/** Say what runs by another name than was said last. */
-function look(worker: Worker, models: readonly string[], told: Map<string, string>): void {
+/** Report the running versions whose keys have changed since the last report. */
+function reportRenamed(worker: Worker, models: readonly string[], reported: Map<string, string>) {
   for (const model of models) {
     const runs = worker.running(model);
-    if (runs === null || keyOf(runs) === told.get(model)) continue;
-    told.set(model, keyOf(runs));
+    if (runs === null || keyOf(runs) === reported.get(model)) continue;
+    reported.set(model, keyOf(runs));
     const { epoch, version } = runs;
-    say({ event: "runs", model, epoch, version, metadata: Object.fromEntries(runs.metadata) });
+    print({ event: "runs", model, epoch, version, metadata: Object.fromEntries(runs.metadata) });
   }
 }
 
@@ -90,19 +90,19 @@ function keyOf({ epoch, version }: { epoch: number; version: number }): string {
   return `${epoch}/${version}`;
 }
 
-/** Return the longest delay so far, in milliseconds, that of this turn of the loop included. */
+/** Return the event loop's longest delay since the last call, in milliseconds, with this turn. */
 async function longest(delays: IntervalHistogram): Promise<number> {
-  await passed(TURN_MS); // only a timer that fires late tells of a delay
+  await sleep(TURN_MS); // a delay is recorded only when a late timer fires
   const found = delays.max / 1e6;
   delays.reset();
   return found;
 }
 
-function say(row: object): void {
+function print(row: object): void {
   process.stdout.write(`${JSON.stringify(row)}\n`);
 }
 
-/** Return the CRC-32C of every tensor's memory, each once: an alias has the memory of another. */
+/** Return the CRC-32C of each tensor, without aliases, which share a tensor's memory. */
 function checksums({ tensors, aliases }: Update): Record<string, number> {
   const rows = [...tensors].filter(([name]) => !aliases.has(name));
   return Object.fromEntries(rows.map(([name, tensor]) => [name, crc32c(bytesOf(tensor))]));

@@ -137,7 +137,7 @@ export class Stage {
 
   use(how: User): void {
     const { now } = this.bench;
-    const staged = this.machine.taken("m");
+    const staged = this.machine.takeReady("m");
     if (staged !== null) this.checkStaged(staged);
     if (how === "fail" || how === "tear") {
       this.check(this.machine.failed("m", "it hurts", now, how === "fail"));

@@ -1,29 +1,30 @@
 /**
- * Tracks the ages of publishers whose versions run at the worker or may still be applied.
+ * Tracks how long ago each publisher started whose versions run at the worker or may be applied.
  *
- * A publisher sends its age, and the worker reports the present age to other publishers. So two
- * publishers can be ordered by their starts, even if their hosts' clocks differ.
+ * A publisher sends its age in `welcome`, and the worker sends the current age on in its next
+ * `hello`. So another publisher learns which of the two started first, even if their hosts' clocks
+ * differ.
  */
 
 import { EPOCHS_KEPT, INTEGER_MAX } from "./limits.js";
 
 export class Ages {
-  /** By epoch, the latest possible time of the publisher's start. */
-  #since = new Map<number, number>();
+  /** By epoch, the latest time at which the publisher can have started. */
+  #startedBy = new Map<number, number>();
 
   /**
-   * Record the age of an epoch's publisher. Forget the epochs before `applied`, the latest epoch of
-   * applied versions.
+   * Record the age of an epoch's publisher. Forget all other epochs before `applied`, the latest
+   * epoch of applied versions.
    */
-  heard(epoch: number, ageMs: number, applied: number, now: number): void {
-    const since = Math.min(now - ageMs, this.#since.get(epoch) ?? now);
-    const others = [...this.#since].filter(([known]) => known >= applied && known !== epoch);
+  record(epoch: number, ageMs: number, applied: number, now: number): void {
+    const startedBy = Math.min(now - ageMs, this.#startedBy.get(epoch) ?? now);
+    const others = [...this.#startedBy].filter(([known]) => known >= applied && known !== epoch);
     others.sort(([one], [other]) => one - other);
-    this.#since = new Map([...others.slice(0, EPOCHS_KEPT - 1), [epoch, since]]);
+    this.#startedBy = new Map([...others.slice(0, EPOCHS_KEPT - 1), [epoch, startedBy]]);
   }
 
   /** Return the least age in milliseconds of an epoch's publisher at `now`; 0 if unknown. */
-  of(epoch: number, now: number): number {
-    return Math.min(INTEGER_MAX, Math.round(now - (this.#since.get(epoch) ?? now)));
+  ageOf(epoch: number, now: number): number {
+    return Math.min(INTEGER_MAX, Math.round(now - (this.#startedBy.get(epoch) ?? now)));
   }
 }

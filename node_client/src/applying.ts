@@ -7,11 +7,11 @@
  *
  * A large version is written in slices, and the event loop runs between the slices, so that pings
  * are answered. A small version is applied within one turn of the event loop if there are no user
- * functions. If a function does not return in time, its version fails, and its model applies no
- * other version until the function returns.
+ * functions. If a user function misses its deadline, its version fails, and the worker applies no
+ * other version to that model until the function returns.
  */
 
-import { setTimeout as passed } from "node:timers/promises";
+import { setTimeout as sleep } from "node:timers/promises";
 import type { Effect } from "./effects.js";
 import { TornError } from "./errors.js";
 import { Gate } from "./gate.js";
@@ -31,11 +31,11 @@ export interface Update {
   /** The digest of the version, as reported to the publisher. */
   readonly digest: string;
   /**
-   * How the version was received: `raw` as a whole version, `delta-1` as a patch on the previous
-   * version.
+   * How the version was received: `raw` as a whole version, `delta-1` as a patch on the version that
+   * ran before.
    */
   readonly encoding: string;
-  /** The tensors by name, aliases included: registered memory, or the snapshot. */
+  /** The tensors by name and by alias. Their memory is the registered one, or a snapshot. */
   readonly tensors: ReadonlyMap<string, Tensor>;
   /** The aliases of tied tensors, each with the name under which the tensor was published. */
   readonly aliases: ReadonlyMap<string, string>;
@@ -49,25 +49,22 @@ export type Hook = (update: Update) => unknown;
 export interface Hooks {
   readonly beforeApply: Hook | undefined;
   readonly apply: Hook | undefined;
-  /** Milliseconds for each call. */
+  /** The deadline of each call, in milliseconds. */
   readonly timeout: number;
 }
 
 export interface ApplierHandlers {
   readonly perform: (effects: readonly Effect[]) => void;
   /**
-   * Called when a model may be free for an apply: a late function has returned, or `reading` has
-   * ended.
+   * Called when an apply of a model may have become possible: a function that was past its deadline
+   * has returned, or a `reading` has ended.
    */
   readonly freed: () => void;
   /** Called when a function has returned after its deadline. Its result is ignored. */
   readonly late: (text: string) => void;
 }
 
-/**
- * The error of a user function that did not return in time: it may still use the tensors that it
- * received.
- */
+/** A user function missed its deadline. The function may still use the tensors that it received. */
 class LateError extends Error {}
 
 /** A version that is being applied. */
@@ -75,9 +72,9 @@ interface Work {
   readonly model: string;
   readonly target: Target;
   readonly staged: StagedVersion;
-  /** Whether the previous version still runs if this one fails. */
+  /** Whether the previous version still runs if this version fails. */
   intact: boolean;
-  /** What came of the version, once it is written. */
+  /** The result of writing the version; null until it is written. */
   done: { readonly update: Update; readonly note: string } | null;
 }
 
@@ -98,12 +95,12 @@ export class Applier {
     for (const model of targets.keys()) this.#gates.set(model, new Gate());
   }
 
-  /** Reserve models for an apply. Return false if one of them is in use. */
+  /** Reserve models for an apply. Return false, and reserve none, if one of them is in use. */
   claim(models: readonly string[]): boolean {
     if (models.some((model) => this.#busy.has(model) || this.#hung.has(model))) return false;
-    const shut = models.filter((model) => this.#gates.get(model)?.shut());
-    if (shut.length < models.length) {
-      for (const model of shut) this.#gates.get(model)?.open(); // readers use another model
+    const locked = models.filter((model) => this.#gates.get(model)?.shut());
+    if (locked.length < models.length) {
+      for (const model of locked) this.#gates.get(model)?.open(); // another model has readers
       return false;
     }
     for (const model of models) this.#busy.add(model);
@@ -111,76 +108,76 @@ export class Applier {
   }
 
   /**
-   * Apply the ready versions of models that are marked as busy, at once, and end the mark. Return
-   * the versions that were applied.
+   * Apply the ready versions of models that `claim` has reserved, all at once, and end the
+   * reservation. Return the applied versions; none if one version fails.
    */
   async apply(models: readonly string[]): Promise<Update[]> {
-    const works = this.#closed ? [] : models.flatMap((model) => this.#taken(model));
+    const works = this.#closed ? [] : models.flatMap((model) => this.#take(model));
     const updates = await this.#attempt(works);
     for (const model of models) this.#busy.delete(model);
     for (const model of models) this.#gates.get(model)?.open();
     return updates;
   }
 
-  #taken(model: string): Work[] {
+  #take(model: string): Work[] {
     const target = this.targets.get(model);
-    const staged = this.machine.taken(model);
+    const staged = this.machine.takeReady(model);
     return target && staged ? [{ model, target, staged, intact: true, done: null }] : [];
   }
 
   async #attempt(works: readonly Work[]): Promise<Update[]> {
-    let at = works[0]; // the version that is at fault if something is thrown
+    let current = works[0]; // the version that is at fault if an error is thrown
     try {
-      const { beforeApply, apply } = this.hooks; // W24: their errors are reported
+      const { beforeApply, apply } = this.hooks; // W24: the errors of both are reported
       for (const work of beforeApply ? works : []) {
-        at = work;
+        current = work;
         const { staged } = work;
         if (beforeApply)
           await this.#call("beforeApply", beforeApply, updateOf(staged, views(staged)));
       }
-      const begun = works.map((work) => {
-        at = work;
+      const writings = works.map((work) => {
+        current = work;
         return [work, work.target.begin(work.staged)] as const;
       });
-      for (const [work, writing] of begun) {
-        at = work;
+      for (const [work, writing] of writings) {
+        current = work;
         work.intact = work.target.keeps;
-        await this.#written(writing);
+        await this.#write(writing);
         work.done = { update: updateOf(work.staged, writing.tensors), note: writing.note() };
       }
       for (const work of works) {
-        at = work;
+        current = work;
         if (apply && !this.#closed && work.done) await this.#call("apply", apply, work.done.update);
       }
     } catch (error) {
-      if (at) this.#giveUp(works, at, error);
+      if (current) this.#reportFailure(works, current, error);
       return [];
     }
     const time = now();
     const reports = works.map(({ model, target, done }) => {
       return this.machine.applied(model, time, target.keeps, done?.note); // W16
     });
-    this.#perform(reports.flat()); // once all run
+    this.#perform(reports.flat()); // only after all versions run
     return works.flatMap(({ done }) => done?.update ?? []);
   }
 
-  /** Report that versions were not applied, since the one at fault was not. */
-  #giveUp(works: readonly Work[], at: Work, error: unknown): void {
+  /** Report that no version of `works` was applied, since `faulty` failed with `error`. */
+  #reportFailure(works: readonly Work[], faulty: Work, error: unknown): void {
     const [text, time] = [textOf(error), now()];
-    const { epoch, version } = at.staged;
-    const beside = `version ${version} of ${at.model} failed, which is published as one: ${text}`;
+    const { epoch, version } = faulty.staged;
+    const beside = `version ${version} of ${faulty.model} failed, which is published as one: ${text}`;
     const torn = works.some(({ intact }) => !intact);
     for (const work of works) {
       const { model, target, intact } = work;
-      const kept = target.keeps || (work === at && error instanceof LateError);
+      const kept = target.keeps || (work === faulty && error instanceof LateError);
       const again = torn && intact;
-      if (work === at && !again) {
+      if (work === faulty && !again) {
         this.#perform(this.machine.failed(model, text, time, intact, kept));
       } else {
-        const words = work === at ? text : beside;
+        const words = work === faulty ? text : beside;
         this.#perform(this.machine.failedBeside(model, words, time, intact, again, kept));
       }
-      if (work === at && again) {
+      if (work === faulty && again) {
         this.#perform([
           { do: "rejected", model, epoch, version, code: "apply", text, intact: true },
         ]);
@@ -192,7 +189,7 @@ export class Applier {
     if (!this.#closed) this.handlers.perform(effects);
   }
 
-  async #written(writing: Writing): Promise<void> {
+  async #write(writing: Writing): Promise<void> {
     if (!writing.large) return atOnce(writing.pieces);
     const write = inSlices(writing.pieces);
     this.#writes.add(write);
@@ -206,21 +203,24 @@ export class Applier {
   /** Call a user function and wait until it returns. Throws LateError if it misses the deadline. */
   async #call(name: string, hook: Hook, update: Update): Promise<void> {
     const { timeout } = this.hooks;
-    const over = new AbortController();
-    this.#calls.add(over);
+    const ended = new AbortController();
+    this.#calls.add(ended);
     const returned = (async () => void (await hook(update)))();
-    const deadline = passed(timeout, "late", { signal: over.signal });
+    const deadline = sleep(timeout, "late", { signal: ended.signal });
     try {
       if ((await Promise.race([returned, deadline])) !== "late") return;
     } finally {
-      this.#calls.delete(over);
-      over.abort(); // stops the timer
+      this.#calls.delete(ended);
+      ended.abort(); // stops the timer
     }
     this.#awaitLate(`${name} of ${update.model}`, update.model, returned);
     throw new LateError(`${name} did not return within ${timeout / 1000} s`);
   }
 
-  /** Keep the model reserved until a late function has returned, and then report that. */
+  /**
+   * Apply nothing to the model until a function that missed its deadline has returned, and then
+   * report its return.
+   */
   #awaitLate(what: string, model: string, returned: Promise<void>): void {
     this.#hung.add(model);
     const free = (how: string) => {
@@ -244,7 +244,7 @@ export class Applier {
     try {
       if (this.machine.torn(model)) {
         throw new TornError(
-          `an apply of ${model} failed half-way: it runs no version until the next`,
+          `an apply of ${model} failed half-way: ${model} runs no version until one is applied`,
         );
       }
       return await use();
@@ -270,7 +270,7 @@ function updateOf(staged: StagedVersion, tensors: Update["tensors"]): Update {
   return { model, epoch, version, digest, encoding, tensors, aliases, metadata: new Map(metadata) };
 }
 
-/** Return the text of a thrown value of any type. */
+/** Return the text of a thrown value, which may have any type. */
 function textOf(error: unknown): string {
   if (error instanceof LateError) return error.message;
   try {

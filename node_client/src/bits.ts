@@ -1,15 +1,15 @@
-/** Reads bits, the lowest bit of each byte first, and the codes that patches use. */
+/** Reads the codes of patches, unary, Rice and Exp-Golomb, from bits: the lowest of a byte first. */
 
 import { PatchError } from "./errors.js";
 
-const PEEKED = 25; // bits that `#peek` returns at least
-const PADDING = 4; // zero bytes after the last byte, so that peeks never pass the end
-const GOLOMB_BITS_MAX = 16; // bits of the size of a step
+const PEEKED = 25; // the least number of bits that `#peek` returns
+const PADDING = 4; // zero bytes after the last byte, so that `#peek` never reads past the end
+const GOLOMB_BITS_MAX = 16; // the most bits of an Exp-Golomb code after its unary part
 
-/** A cursor over a string of bits. */
+/** A cursor over a sequence of bits. */
 export class BitReader {
   readonly #bytes: Uint8Array;
-  readonly #end: number; // number of bits
+  readonly #end: number; // the number of bits
   #at = 0;
 
   constructor(bytes: Uint8Array) {
@@ -32,32 +32,32 @@ export class BitReader {
   }
 
   /** Read `width` bits, at most 25; the caller has checked that enough bits are left. */
-  #take(width: number): number {
+  #readBits(width: number): number {
     const value = this.#peek() & ((1 << width) - 1);
     this.#at += width;
     return value;
   }
 
-  #need(bits: number): void {
+  #checkLeft(bits: number): void {
     if (bits > this.left) throw new PatchError(`it ends ${bits - this.left} bits early`);
   }
 
-  /** Read a number of a fixed width. */
-  number(width: number): number {
-    this.#need(width);
-    return this.#take(width);
+  /** Read an unsigned number of `width` bits, at most 25. */
+  readNumber(width: number): number {
+    this.#checkLeft(width);
+    return this.#readBits(width);
   }
 
-  /** Read a unary code, and return the number of zeros, at most `most`, before a 1. */
-  #unary(most: number): number {
+  /** Read a unary code: return the number of zeros, at most `most`, before the next 1. */
+  #readUnary(most: number): number {
     let value = 0;
     for (;;) {
       const bits = this.#peek() | (1 << PEEKED);
       const zeros = 31 - Math.clz32(bits & -bits);
       value += zeros;
-      if (value > most) throw new PatchError(`a code of ${value} or more; it may be ${most}`);
+      if (value > most) throw new PatchError(`a code of ${value} or more; ${most} is allowed`);
       if (zeros < PEEKED) {
-        this.#at += zeros + 1; // the 1 is before the end, after which all bits are zero
+        this.#at += zeros + 1; // the 1 is not padding, whose bits are all zero
         return value;
       }
       if (this.left <= zeros) throw new PatchError("a unary code has no end");
@@ -67,42 +67,42 @@ export class BitReader {
 
   /**
    * Read `count` rising positions below `most`, into `to` from index `begin` on. Each position is
-   * encoded as the gap from the one before, in a Rice code with the parameter `k`.
+   * encoded as the gap from the previous position, in a Rice code with the parameter `k`.
    */
-  positions(to: Uint32Array, begin: number, count: number, k: number, most: number): void {
-    for (let i = begin; i < begin + count; i++) to[i] = this.#unary(most >> k) << k;
-    this.#need(count * k);
+  readPositions(to: Uint32Array, begin: number, count: number, k: number, most: number): void {
+    for (let i = begin; i < begin + count; i++) to[i] = this.#readUnary(most >> k) << k;
+    this.#checkLeft(count * k);
     let next = 0;
     for (let i = begin; i < begin + count; i++) {
-      next += (to[i] as number) + this.#take(k);
+      next += (to[i] as number) + this.#readBits(k);
       to[i] = next;
       next += 1;
-      if (next > most) throw new PatchError(`a gap leads to ${next - 1} of ${most}`);
+      if (next > most) throw new PatchError(`a gap leads to index ${next - 1} of ${most}`);
     }
   }
 
   /** Read `count` signs into `to` from index `begin` on: 1 for a clear bit, -1 for a set bit. */
-  signs(to: Int32Array, begin: number, count: number): void {
-    this.#need(count);
-    for (let i = begin; i < begin + count; i++) to[i] = 1 - 2 * this.#take(1);
+  readSigns(to: Int32Array, begin: number, count: number): void {
+    this.#checkLeft(count);
+    for (let i = begin; i < begin + count; i++) to[i] = 1 - 2 * this.#readBits(1);
   }
 
   /** Read `count` numbers in Exp-Golomb codes of order `k` into `to`. */
-  golomb(to: Uint32Array, count: number, k: number): void {
+  readGolomb(to: Uint32Array, count: number, k: number): void {
     let bits = 0;
     for (let i = 0; i < count; i++) {
-      to[i] = k + this.#unary(GOLOMB_BITS_MAX - k);
+      to[i] = k + this.#readUnary(GOLOMB_BITS_MAX - k);
       bits += to[i] as number;
     }
-    this.#need(bits);
+    this.#checkLeft(bits);
     for (let i = 0; i < count; i++) {
       const width = to[i] as number;
-      to[i] = this.#take(width) + (1 << width) - (1 << k);
+      to[i] = this.#readBits(width) + (1 << width) - (1 << k);
     }
   }
 
   /** Check that the unread bits of the current byte are zero. Return the number of bytes read. */
-  filled(): number {
+  checkPadding(): number {
     const rest = -this.#at & 7;
     if ((this.#peek() & ((1 << rest) - 1)) !== 0) {
       throw new PatchError("the bits behind its codes are not zero");
@@ -111,9 +111,9 @@ export class BitReader {
   }
 
   /** Check that all bytes were read. */
-  end(): void {
-    if (8 * this.filled() < this.#end) {
-      throw new PatchError(`${this.left} bits follow behind its codes`);
+  checkEnd(): void {
+    if (8 * this.checkPadding() < this.#end) {
+      throw new PatchError(`${this.left} bits follow after its codes`);
     }
   }
 }

@@ -1,15 +1,15 @@
 /**
  * Converts floats of one dtype to another, rounded to the nearest value, ties to even.
  *
- * Every conversion goes through the bits of float32, which represents each bfloat16 and half
- * exactly. So a float64 is rounded twice. The first rounding is *to odd*: its last bit tells the
- * second rounding whether lower bits were lost.
+ * Every conversion goes through float32, which represents each bfloat16 and half exactly. So a
+ * float64 that becomes a 16-bit float is rounded twice. The first rounding is *to odd*: the last bit
+ * of its result is set if lower bits were lost, so that the second rounding is correct.
  */
 
 import { arrayType, type Dtype, type TypedArray } from "./dtypes.js";
 
 const FLOATS = new Set<Dtype>(["F64", "F32", "F16", "BF16"]);
-const PIECE = 2 ** 14; // elements per pass, so that their bits stay in the cache
+const PIECE = 2 ** 14; // elements converted at once, so that their bits stay in the cache
 
 /** Whether tensors of one dtype can be converted to another. */
 export function castable(from: Dtype, to: Dtype): boolean {
@@ -67,7 +67,7 @@ function native(dtype: Dtype): boolean {
 const bits = new Uint32Array(PIECE);
 const floats = new Float32Array(bits.buffer);
 
-/** Return elements as bits of float32; valid until the next call. */
+/** Return elements as bits of float32, in memory that the next call overwrites. */
 function bitsOf(from: TypedArray, dtype: Dtype): Uint32Array {
   const found = bits.subarray(0, from.length);
   if (dtype === "F64") toOdd(from as Float64Array, found);
@@ -77,6 +77,7 @@ function bitsOf(from: TypedArray, dtype: Dtype): Uint32Array {
   return found;
 }
 
+/** Store the float32 bits that `bitsOf` returned as elements of a dtype. */
 function put(from: Uint32Array, to: TypedArray, dtype: Dtype): void {
   if (dtype === "F16") for (let i = 0; i < from.length; i++) to[i] = toHalf(from[i] as number);
   else if (dtype === "BF16")
@@ -84,9 +85,9 @@ function put(from: Uint32Array, to: TypedArray, dtype: Dtype): void {
   else (to as Float64Array).set(floats.subarray(0, from.length));
 }
 
-/** Round to float32, to odd: the last bit is set if any lower bits were lost. */
+/** Round to float32 toward zero, and set the last bit if lower bits were lost. */
 function toOdd(from: Float64Array, to: Uint32Array): void {
-  floats.set(from); // to the nearest
+  floats.set(from); // rounds to the nearest
   for (let i = 0; i < from.length; i++) {
     const [exact, near] = [from[i] as number, floats[i] as number];
     if (near === exact || Number.isNaN(exact)) continue;
@@ -95,7 +96,7 @@ function toOdd(from: Float64Array, to: Uint32Array): void {
   }
 }
 
-let halves: Uint32Array | null = null; // each half as bits of float32: 256 KiB, made on first use
+let halves: Uint32Array | null = null; // the float32 bits of each half: 256 KiB, made on first use
 
 function fromHalves(from: Uint16Array, to: Uint32Array): void {
   halves ??= Uint32Array.from({ length: 2 ** 16 }, (_, half) => fromHalf(half));

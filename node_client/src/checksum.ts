@@ -6,7 +6,7 @@ import { ChunkPlan } from "./chunks.js";
 import { atOnce, pieces } from "./slices.js";
 
 /**
- * Return the CRC-32C of earlier bytes, given as `crc`, and of these bytes after them.
+ * Return the CRC-32C of `bytes`. To continue a checksum, pass that of the preceding bytes as `crc`.
  *
  * The library is pinned to 1.10.7, which hashes 27 GB/s on x64. Version 1.10.8 no longer inlines
  * the CPU's instruction and hashes 7 GB/s: a third of the whole cost of receiving.
@@ -31,7 +31,7 @@ export function digest(layout: string, chunkBytes: number, crcs: Iterable<number
   return createHash("sha256").update(head).update(tail).digest("hex");
 }
 
-/** Return the digest of a data section. The generator hashes in short steps. */
+/** Compute the digest of a data section in short steps. The generator returns the digest. */
 export function* digesting(
   layout: string,
   chunkBytes: number,

@@ -1,9 +1,10 @@
 /**
- * Companions: versions of several models that are published as one. (C2)
+ * Makes companions ready: versions of several models that are published as one. (C2)
  *
- * Each names the others in its announcement. It stays staged until it is committed, and so is each
- * of them that this worker wants, or a newer version of that model. Then they are ready at once,
- * and the user applies them at once.
+ * The announcement of a version names its companions. The version stays staged until it and each of
+ * its companions, or a newer version of the companion's model, are committed. Companions of models
+ * that this worker does not receive do not count. Then all are made ready together, and the user
+ * applies them at once.
  */
 
 import type { Effect } from "./effects.js";
@@ -14,30 +15,30 @@ import type { VersionEntry } from "./version_store.js";
 export class Companions {
   constructor(readonly followers: ReadonlyMap<string, Follower>) {}
 
-  /** Make every committed version ready whose companions are here. */
+  /** Make each committed version ready that waits for no companion any more. */
   complete(now: number): Effect[] {
-    const found = new Map<string, VersionEntry>();
+    const committed = new Map<string, VersionEntry>();
     for (const [model, { versions }] of this.followers) {
-      if (versions.held !== null) found.set(model, versions.held);
+      if (versions.held !== null) committed.set(model, versions.held);
     }
-    for (let some = true; some; ) {
-      const lacking = [...found].filter(([, entry]) => this.#lacks(entry, found));
-      for (const [model] of lacking) found.delete(model);
-      some = lacking.length > 0;
+    for (let changed = true; changed; ) {
+      const incomplete = [...committed].filter(([, entry]) => this.#lacks(entry, committed));
+      for (const [model] of incomplete) committed.delete(model);
+      changed = incomplete.length > 0;
     }
-    const models = [...found.keys()].sort();
+    const models = [...committed.keys()].sort();
     if (models.length === 0) return [];
     const resumed = models.flatMap((model) => this.followers.get(model)?.release(now) ?? []);
     return [{ do: "ready", models }, ...resumed];
   }
 
-  /** Whether a companion of a version is not here. */
-  #lacks({ epoch, announce }: VersionEntry, found: ReadonlyMap<string, VersionEntry>): boolean {
+  /** Whether a version waits for a companion that is neither in `committed`, nor ready, nor runs. */
+  #lacks({ epoch, announce }: VersionEntry, committed: ReadonlyMap<string, VersionEntry>): boolean {
     return [...announce.companions].some(([model, version]) => {
-      const wanted = this.followers.get(model);
-      const [companion, other] = [{ epoch, version }, found.get(model)];
-      if (wanted === undefined || (other && !newer(companion, other))) return false;
-      return !wanted.versions.offers(companion);
+      const follower = this.followers.get(model);
+      const [companion, other] = [{ epoch, version }, committed.get(model)];
+      if (follower === undefined || (other && !newer(companion, other))) return false;
+      return !follower.versions.offers(companion);
     });
   }
 }

@@ -1,5 +1,5 @@
 /**
- * A ZMTP connection to the publisher, without keys. It reconnects after the connection breaks or
+ * Keeps a ZMTP connection without keys to the publisher: reconnects if the connection breaks, or if
  * nothing is received for too long.
  */
 
@@ -10,42 +10,38 @@ import { TokenBucket } from "./token_bucket.js";
 import type { Lease } from "./transfer.js";
 import { type Kind, Stream, ZmtpError } from "./zmtp.js";
 
-const REDIAL_MS = 50; // before the next attempt; doubles
-const REDIAL_MAX_MS = 1_000; // limit of the delay
+const REDIAL_MS = 50; // before the second attempt; doubles with each further attempt
+const REDIAL_MAX_MS = 1_000; // the longest such delay
 const CLOSED = "the publisher closed the connection";
 
 export interface Options {
   readonly kind: Kind;
-  /** Milliseconds for name lookup and connecting. */
-  readonly patience: number;
+  /** The timeout in milliseconds of the name lookup and the TCP connection together. */
+  readonly connectTimeout: number;
   /**
-   * Milliseconds without any input, and without a message, after which the peer is considered lost;
-   * null for no limit.
+   * The connection is closed after `any` milliseconds without input, or `message` milliseconds
+   * without a message. Null for no limit.
    */
   readonly silence: { readonly any: number; readonly message: number } | null;
-  /** The most bytes to queue while the peer does not read. */
-  readonly unread: number;
+  /** The limit of the send queue in bytes. */
+  readonly queueMax: number;
 }
 
 export interface Handlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /**
-   * Returns true if an attempt may start. If not, the owner of the connection calls `dial` later.
-   */
-  readonly may?: () => boolean;
-  /** Called when an attempt with this stream starts. */
-  readonly begins?: (stream: Stream) => void;
+  /** Returns whether an attempt may start. After false, the handlers' owner must call `dial`. */
+  readonly mayDial?: () => boolean;
+  /** Called when an attempt to connect starts. */
+  readonly started?: (stream: Stream) => void;
   /** Called when the socket is connected. Returns the ticket to send first, or an empty string. */
   readonly connected?: () => string;
   /** Called when messages can be sent. */
   readonly opened?: () => void;
   /** Called when the connection broke, or the attempt failed. */
   readonly broke?: (error: Error) => void;
-  /**
-   * Called once in an outage, when several attempts have failed, with the last one's error text.
-   */
-  readonly useless?: (reason: string) => void;
+  /** Called once per outage, after several failed attempts, with the error text of the last. */
+  readonly failing?: (reason: string) => void;
 }
 
 /** A connection that reconnects until closed. */
@@ -53,12 +49,12 @@ export class Connection {
   #destination: Destination | null = null;
   #socket: Socket | null = null;
   #stream: Stream | null = null;
-  #timer: NodeJS.Timeout | undefined; // for the next attempt, the handshake, or the next check
+  #timer: NodeJS.Timeout | undefined; // until the next attempt or check, or for the handshake
   #pause = REDIAL_MS;
   #error = new Error(CLOSED);
   #heardAt = 0; // when bytes were last received
-  #spokeAt = 0; // when a message, or a part of one, was last received
-  #bucket = new TokenBucket(COMMANDS, 0); // of this connection
+  #messageAt = 0; // when a message, or a part of one, was last received
+  #bucket = new TokenBucket(COMMANDS, 0); // limits the rate of commands on this connection
 
   constructor(
     readonly options: Options,
@@ -79,7 +75,7 @@ export class Connection {
     return this.#stream;
   }
 
-  /** Close the connection, and connect to `destination` at once. With null, stay disconnected. */
+  /** Close the connection, and connect to `destination` at once; if it is null, stay disconnected. */
   dial(destination: Destination | null): void {
     this.#hangUp();
     this.#pause = REDIAL_MS;
@@ -87,15 +83,13 @@ export class Connection {
     if (destination !== null) this.#dial(destination);
   }
 
-  /**
-   * Send a message of one frame. It is dropped while not connected, or if the peer does not read.
-   */
-  say(body: Uint8Array): void {
-    const waits = this.#socket?.writableLength ?? 0;
-    if (this.open && waits + body.length <= this.options.unread) this.#stream?.say(body);
+  /** Send a message of one frame. The message is dropped if not connected, or if the queue is full. */
+  send(body: Uint8Array): void {
+    const queued = this.#socket?.writableLength ?? 0;
+    if (this.open && queued + body.length <= this.options.queueMax) this.#stream?.send(body);
   }
 
-  /** Close the connection after queued bytes were sent, or after `linger` milliseconds. */
+  /** Close the connection once the queued bytes are sent, at the latest after `linger` milliseconds. */
   close(linger = 0): void {
     const socket = this.#socket;
     if (socket !== null && this.open && linger > 0) {
@@ -117,7 +111,7 @@ export class Connection {
   }
 
   #dial(destination: Destination): void {
-    if (this.handlers.may?.() === false) return;
+    if (this.handlers.mayDial?.() === false) return;
     const { place, message } = this.handlers;
     const send = (bytes: Uint8Array) => void socket.write(bytes);
     const stream = new Stream({ place, message, send }, this.options.kind);
@@ -133,11 +127,11 @@ export class Connection {
     this.#stream = stream;
     this.#error = new Error(CLOSED);
     this.#bucket = new TokenBucket(COMMANDS, performance.now());
-    this.handlers.begins?.(stream);
-    this.#within(this.options.patience, socket);
+    this.handlers.started?.(stream);
+    this.#abortAfter(this.options.connectTimeout, socket);
     socket.on("connect", () => {
       if (socket !== this.#socket) return;
-      this.#within(HANDSHAKE_MS, socket); // received bytes do not extend this deadline
+      this.#abortAfter(HANDSHAKE_MS, socket); // received bytes do not extend this deadline
       stream.greet(this.handlers.connected?.());
     });
     socket.on("error", (error) => {
@@ -147,13 +141,13 @@ export class Connection {
   }
 
   /** Abort the connection unless it is open within `milliseconds`. */
-  #within(milliseconds: number, socket: Socket): void {
+  #abortAfter(milliseconds: number, socket: Socket): void {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#silent(socket), milliseconds);
+    this.#timer = setTimeout(() => this.#abortSilent(socket), milliseconds);
   }
 
-  #silent(socket: Socket): void {
-    socket.destroy(new Error("it was silent for too long"));
+  #abortSilent(socket: Socket): void {
+    socket.destroy(new Error("the publisher was silent for too long"));
   }
 
   #received(socket: Socket, stream: Stream, count: number): boolean {
@@ -170,7 +164,7 @@ export class Connection {
     if (socket !== this.#socket) return !socket.destroyed; // handling a message has reconnected
     this.#heardAt = now;
     if (stream.messages !== messages) {
-      this.#spokeAt = now;
+      this.#messageAt = now;
       this.#pause = REDIAL_MS; // commands alone do not show that reconnecting is worth it
     }
     if (state !== "open" && stream.state === "open") this.#opened(socket);
@@ -178,12 +172,13 @@ export class Connection {
   }
 
   /**
-   * Throw if the peer does not read the answers, or exceeds the rate limit with this many commands.
+   * Throw if the peer does not read the answers to its commands, or if the newly received `commands`
+   * exceed the rate limit.
    */
   #check(socket: Socket, commands: number, now: number): void {
-    if (socket.writableLength > this.options.unread) {
-      const most = `at most ${this.options.unread} may wait`;
-      throw new ZmtpError(`it does not read ${socket.writableLength} bytes for it; ${most}`);
+    if (socket.writableLength > this.options.queueMax) {
+      const most = `at most ${this.options.queueMax} may be queued`;
+      throw new ZmtpError(`the publisher does not read ${socket.writableLength} bytes; ${most}`);
     }
     if (commands === 0 || this.#bucket.take(commands, now)) return;
     throw new ZmtpError(
@@ -194,21 +189,21 @@ export class Connection {
 
   #opened(socket: Socket): void {
     clearTimeout(this.#timer);
-    this.#spokeAt = this.#heardAt;
-    this.#listen(socket);
+    this.#messageAt = this.#heardAt;
+    this.#checkSilence(socket);
     this.handlers.opened?.();
   }
 
-  /** Abort the connection if no bytes, or only PINGs, were received for too long. */
-  #listen(socket: Socket): void {
+  /** Abort the connection if no bytes, or only PINGs, arrive for too long. */
+  #checkSilence(socket: Socket): void {
     const { silence } = this.options;
     if (silence === null) return;
-    const until = Math.min(this.#heardAt + silence.any, this.#spokeAt + silence.message);
+    const until = Math.min(this.#heardAt + silence.any, this.#messageAt + silence.message);
     const left = until - performance.now();
-    if (left <= 0) this.#silent(socket);
+    if (left <= 0) this.#abortSilent(socket);
     else {
-      // Timers run before input: read what arrived while the event loop was blocked.
-      const look = () => socket === this.#socket && this.#listen(socket);
+      // Timers run before input: first read what arrived while the event loop was blocked.
+      const look = () => socket === this.#socket && this.#checkSilence(socket);
       this.#timer = setTimeout(() => setImmediate(look), Math.ceil(left));
     }
   }
@@ -226,6 +221,6 @@ export class Connection {
   #slowDown(): void {
     if (this.#pause >= REDIAL_MAX_MS) return;
     this.#pause = Math.min(2 * this.#pause, REDIAL_MAX_MS);
-    if (this.#pause === REDIAL_MAX_MS) this.handlers.useless?.(this.#error.message);
+    if (this.#pause === REDIAL_MAX_MS) this.handlers.failing?.(this.#error.message);
   }
 }

@@ -1,4 +1,4 @@
-/** The control channel: a DEALER that connects to the publisher's ROUTER. */
+/** Opens the control channel: a DEALER socket that is connected to the publisher's ROUTER. */
 
 import { Connection } from "./connection.js";
 import { controlDestination } from "./endpoints.js";
@@ -18,23 +18,23 @@ export interface ControlHandlers {
   readonly message: (frames: readonly Uint8Array[]) => void;
   /** Called when the publisher is connected. */
   readonly connected: () => void;
-  /** Called when the connection opened or broke, or an attempt to connect started or failed. */
+  /** Called when the connection has opened or broken, or an attempt has started or failed. */
   readonly changed: () => void;
   /** Called when a handshake failed because of keys. `why` explains the failure. */
   readonly shutOut: (why: string) => void;
   /**
-   * Called, possibly more than once, when the connection closed or an attempt failed. Another
-   * attempt follows unless the channel is closed.
+   * Called, possibly more than once, when the connection has closed or an attempt has failed.
+   * Another attempt follows unless the channel is closed.
    */
   readonly broke: (why: string) => void;
-  /** Called when the channel has ended: no more messages will be received. */
+  /** Called when the channel has failed for good: no more messages will be received. */
   readonly ended: (error: unknown) => void;
 }
 
 export interface Control {
   /** Whether a publisher is connected, as far as this side knows. */
   readonly connected: boolean;
-  /** Send a message to the publisher. It is dropped while not connected. */
+  /** Send a message to the publisher. The message is dropped if not connected. */
   send(header: string): void;
   /** Reconnect. Messages queued on the old connection are lost. */
   redial(): void;
@@ -42,11 +42,11 @@ export interface Control {
 }
 
 /**
- * Start to connect to the publisher.
+ * Return a control channel that connects to the publisher in the background.
  *
- * With keys the channel uses libzmq: the peer proves that it is the publisher before it can send
- * messages. Without keys the channel does not use libzmq, which would collect the frames of a
- * message without limit, and the peer may be any process.
+ * With keys the channel uses libzmq: the peer must prove that it is the publisher before it can send
+ * messages. Without keys the peer may be any process, so the channel does not use libzmq, which
+ * would collect the frames of a message without limit.
  *
  * @param keys - the worker's pair and the publisher's public key; null without keys.
  * @param bytesMax - the largest version to accept, in bytes.
@@ -72,13 +72,13 @@ class PlainControl implements Control {
 
   constructor(address: string, handlers: ControlHandlers) {
     const destination = controlDestination(address);
-    const bounds = { patience: CONNECT_MS, silence: null, unread: UNSENT_BYTES_MAX };
+    const bounds = { connectTimeout: CONNECT_MS, silence: null, queueMax: UNSENT_BYTES_MAX };
     this.#connection = new Connection(
       { kind: DEALER, ...bounds },
       {
         place: ([header], size) => (header ? handlers.place(header, size) : null),
         message: handlers.message,
-        begins: handlers.changed,
+        started: handlers.changed,
         connected: () => {
           handlers.changed();
           return "";
@@ -104,7 +104,7 @@ class PlainControl implements Control {
   }
 
   send(header: string): void {
-    this.#connection.say(Buffer.from(header));
+    this.#connection.send(Buffer.from(header));
   }
 
   redial(): void {

@@ -1,4 +1,4 @@
-/** The dtypes of the protocol: safetensors' names, their widths, and JavaScript's arrays. */
+/** Defines the dtypes, named as in safetensors, with their widths and JavaScript array classes. */
 
 /** Widths in bits. */
 export const BITS = {
@@ -29,9 +29,9 @@ export const BITS = {
 export type Dtype = keyof typeof BITS;
 
 /**
- * The array class for the elements of a dtype. Values without a JavaScript type are stored as bits:
- * 16-bit floats in a Uint16Array, 8-bit floats and packed dtypes in a Uint8Array. Complex numbers
- * are pairs of floats. `floats.ts` converts the floats.
+ * The array class for the elements of a dtype. Elements for which JavaScript has no array class are
+ * stored as bits: 16-bit floats in a Uint16Array, 8-bit floats and packed dtypes in a Uint8Array
+ * (`floats.ts` converts floats). Complex numbers are pairs of floats.
  */
 const ARRAYS = {
   BOOL: Uint8Array,
@@ -58,7 +58,7 @@ const ARRAYS = {
   U64: BigUint64Array,
 } as const;
 
-/** The array for the elements of dtype `D`. Its memory may be shared between threads. */
+/** An array of elements of dtype `D`. Its memory may be shared between threads. */
 export type ArrayOf<D extends Dtype> = (typeof ARRAYS)[D]["prototype"];
 export type TypedArray = ArrayOf<Dtype>;
 
@@ -84,7 +84,7 @@ export function arrayType(dtype: Dtype): (typeof ARRAYS)[Dtype] {
   return ARRAYS[dtype];
 }
 
-/** Return the default dtype of an array; undefined for any other value. */
+/** Return the default dtype of a typed array; undefined for any other value. */
 export function naturalDtype(array: unknown): Dtype | undefined {
   if (!ArrayBuffer.isView(array)) return undefined;
   for (const [type, dtype] of NATURAL) {
@@ -97,7 +97,7 @@ export function naturalDtype(array: unknown): Dtype | undefined {
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
   const bits = BITS[dtype];
   let elements = 1;
-  let extent = bits; // some readers multiply all sizes, even of an empty tensor
+  let extent = bits; // without sizes of 0: some readers multiply the sizes of empty tensors, too
   for (const size of shape) {
     elements *= size;
     extent *= Math.max(size, 1);

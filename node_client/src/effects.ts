@@ -1,4 +1,4 @@
-/** The effects that the machine requests: `loop.ts` carries them out, tests inspect them. */
+/** Defines the effects that `WorkerMachine` returns, and that `loop.ts` carries out. */
 
 import type { WorkerMessage } from "./messages.js";
 import type { Patching } from "./patching.js";
@@ -6,17 +6,17 @@ import type { Patching } from "./patching.js";
 export type Effect =
   /** Send a message to the publisher. */
   | { readonly do: "send"; readonly message: WorkerMessage }
-  /** Connect to this data endpoint instead of any other, with the ticket if it is not empty. */
+  /** Connect to this data endpoint instead of the current one, with `ticket` unless it is empty. */
   | { readonly do: "connect"; readonly endpoint: string; readonly ticket: string }
   /** Reconnect both channels: the current connections may be dead. */
   | { readonly do: "redial" }
   /** Subscribe to a topic, or unsubscribe if `on` is false. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
-  /** Prefault new memory while `unused` returns true, so that the first version arrives faster. */
+  /** Prefault new memory, as long as `unused` returns true, so that the first version arrives faster. */
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
   /** Decode a patch, and pass the outcome to the machine. */
   | { readonly do: "decode"; readonly job: Patching }
-  /** Versions of these models, one of each, are ready to be applied at once. */
+  /** One version of each of these models is ready; the versions are to be applied together. */
   | { readonly do: "ready"; readonly models: readonly string[] }
   /**
    * A version cannot be applied. If `intact`, the previous version still runs; otherwise none does.

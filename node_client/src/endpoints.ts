@@ -7,7 +7,7 @@ import { printable } from "./words.js";
 
 const TCP = /^tcp:\/\/(\[[^\]]*\]|[^:/\s]+):(\d{1,5})$/;
 const IPC = /^ipc:\/\/(\S+)$/;
-const IPC_PATH_MAX = 107; // bytes of a path in the kernel's socket address
+const IPC_PATH_MAX = 107; // the most bytes of a path that the kernel's socket address holds
 const SHOWN_MAX = 200; // characters of a publisher's text in an error
 const LOOPBACK = new BlockList();
 LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
@@ -40,15 +40,15 @@ export function checkAddress(address: string): string {
 }
 
 /**
- * Return the control addresses of a worker. A text has several if a comma, and then a scheme,
- * follows an address: a path may contain commas, too.
+ * Return the control addresses of a worker. A comma in a text separates two addresses only if a
+ * scheme such as `ipc://` follows, since a path may contain commas.
  *
- * @throws AddressError - if one is invalid, or there is none.
+ * @throws AddressError - if an address is invalid, or there is none.
  */
 export function controlAddresses(given: string | readonly string[]): string[] {
   const addresses = typeof given === "string" ? given.split(/,\s*(?=\w+:\/\/)/) : [...given];
   for (const address of addresses) controlDestination(address);
-  if (addresses.length === 0) throw new AddressError("no address: give one, or a list of some");
+  if (addresses.length === 0) throw new AddressError("no address: give at least one");
   return addresses;
 }
 
@@ -61,17 +61,17 @@ export function controlDestination(address: string): Destination {
   const path = IPC.exec(checkAddress(address))?.[1];
   if (path !== undefined) return { path: ipcPath(path) };
   const [, host = "", port = ""] = TCP.exec(address) ?? [];
-  return { host: bare(host), port: Number(port) };
+  return { host: withoutBrackets(host), port: Number(port) };
 }
 
 /**
  * Return the destination of the data endpoint `data`, for a worker connected to `control`.
  *
- * The endpoint must be on the host of `control`, unless `anyHost` is true: otherwise a publisher
- * could make the worker connect to anything that the worker can reach. Only a lookup shows whether
- * two names belong to one host, so that check is made on connecting.
+ * Unless `anyHost` is true, the endpoint must be on the host of `control`: a hostile publisher must
+ * not be able to make the worker connect to other hosts. Only a lookup shows whether two names
+ * belong to one host, so names are compared when the worker connects.
  *
- * @throws AddressError - if the endpoint is invalid, or must not be connected to.
+ * @throws AddressError - if the endpoint is invalid, or is not allowed.
  */
 export function dataDestination(
   data: string,
@@ -83,7 +83,7 @@ export function dataDestination(
   if (path !== undefined) {
     const beside = folder !== undefined && isBeside(ipcPath(path), ipcPath(folder));
     if (beside || anyHost) return { path: ipcPath(path) };
-    throw elsewhere(data, control);
+    throw elsewhereError(data, control);
   }
   const [, host = "", digits = ""] = TCP.exec(checkData(data)) ?? [];
   const used = TCP.exec(control)?.[1];
@@ -94,12 +94,12 @@ export function dataDestination(
     );
   }
   const port = Number(digits);
-  const own = bare(used ?? "");
-  const advertised = ANY_HOST.has(host) ? own : bare(host);
+  const own = withoutBrackets(used ?? "");
+  const advertised = ANY_HOST.has(host) ? own : withoutBrackets(host);
   if (anyHost || isSame(own, advertised)) return { host: advertised, port };
-  const fault = () => elsewhere(data, control);
+  const fault = () => elsewhereError(data, control);
   if (own === "" || (isIP(own) !== 0 && isIP(advertised) !== 0)) throw fault();
-  return { port, ...inBoth(advertised, own, (of) => addresses(of, lookup), fault) };
+  return { port, ...sharedBy(advertised, own, (of) => addresses(of, lookup), fault) };
 }
 
 function checkData(data: string): string {
@@ -111,7 +111,7 @@ function checkData(data: string): string {
   }
 }
 
-function elsewhere(data: string, control: string): AddressError {
+function elsewhereError(data: string, control: string): AddressError {
   const text = printable(data, SHOWN_MAX);
   return new AddressError(
     `the publisher's data is at ${text}, which is not on the host of its control address ` +
@@ -120,12 +120,12 @@ function elsewhere(data: string, control: string): AddressError {
   );
 }
 
-/** Whether the path of a data socket is that of the control socket with a suffix. */
+/** Whether the path of a data socket is the path of the control socket plus a suffix. */
 function isBeside(path: string, control: string): boolean {
   return path.startsWith(control) && !path.slice(control.length).includes("/");
 }
 
-function bare(host: string): string {
+function withoutBrackets(host: string): string {
   return host.replace(/^\[|\]$/g, "").toLowerCase();
 }
 
@@ -156,10 +156,11 @@ function addresses(host: string, lookup: Lookup): Promise<LookupAddress[]> {
 }
 
 /**
- * Return a destination whose addresses belong to both hosts. Its `host` is the one that is a name,
- * since `node:net` calls `lookup` only for names.
+ * Return a destination with the IP addresses that both hosts have. On connecting, its lookup fails
+ * with `fault()` if there are none. Its `host` is a name, since `node:net` calls `lookup` only for
+ * names.
  */
-function inBoth(named: string, own: string, found: Found, fault: () => Error) {
+function sharedBy(named: string, own: string, found: Found, fault: () => Error) {
   const [name, other] = isIP(named) === 0 ? [named, own] : [own, named];
   const look = async () => {
     const [some, others] = await Promise.all([found(name), found(other)]);

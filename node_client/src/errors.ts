@@ -1,4 +1,4 @@
-/** The errors of this package: one class for each reason; the texts say what to do next. */
+/** Defines the errors of this package, one class for each reason. */
 
 /** The base class of all errors of this package. */
 export class WeightbusError extends Error {
@@ -33,7 +33,7 @@ export class ApplyError extends WeightbusError {
   }
 }
 
-/** An apply failed half-way, and the memory holds no version until another one is applied. */
+/** An apply failed half-way: the memory holds no version until another version is applied. */
 export class TornError extends WeightbusError {}
 
 /** The publisher refused this worker, which keeps trying to join. */
@@ -63,7 +63,7 @@ export class ProtocolError extends WeightbusError {
   }
 }
 
-/** The bytes are not a valid layout; the text names the broken rule and its place. */
+/** The bytes are not a valid layout. The text names the broken rule and where it is broken. */
 export class LayoutError extends WeightbusError {}
 
 /** The layout has more names than the limit allows. */

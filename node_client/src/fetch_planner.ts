@@ -9,7 +9,7 @@ import type { Timing } from "./limits.js";
 import { type Key, newer, sameKey } from "./staging.js";
 import type { VersionStore } from "./version_store.js";
 
-/** The requests for one model, and the version that is postponed. */
+/** Records what was requested for one model, and which version is postponed. */
 export class FetchPlanner {
   #latestAt = Number.NEGATIVE_INFINITY; // when an announcement was last requested
   #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
@@ -23,13 +23,16 @@ export class FetchPlanner {
     readonly timing: Timing,
   ) {}
 
-  /** Prepare for a new session: the latest version may be requested at once. */
+  /** Prepare for a new session, in which the latest version may be requested at once. */
   reconnected(): void {
     this.#latestAt = Number.NEGATIVE_INFINITY;
   }
 
-  /** Request the latest version if a message, such as a beacon, names a new version. */
-  hearOf(key: Key, now: number): Effect[] {
+  /**
+   * Handle the key of a version that a message, such as a beacon, names. If the version is new,
+   * request the latest version.
+   */
+  noteLatest(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15, W26
     const arriving = versions.inPhase("arriving");
     if (key.version === 0 || versions.isRejected(key)) return [];
@@ -55,22 +58,20 @@ export class FetchPlanner {
     return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
   }
 
-  /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
+  /** Record that the publisher has answered the ping sent at `sentAt`, and all earlier requests. */
   answered(sentAt: number): void {
     this.#answered = sentAt;
     this.versions.inPhase("arriving")?.transfer.answered(sentAt); // W12
   }
 
-  /**
-   * Whether to request a layout again. The timeout is longer while the answer may be on its way.
-   */
+  /** Whether to request the layout again. The timeout is longer while an answer may be in flight. */
   due(now: number): boolean {
     const { patience, patienceMax } = this.timing;
     const passed = this.#answered > this.#latestAt; // W7
     return now - this.#latestAt >= (passed ? patience : patienceMax);
   }
 
-  /** Postpone the retry of a version, each time for twice as long. */
+  /** Postpone the retry of a version. The delay doubles each time, up to a limit. */
   backOff(key: Key, now: number): void {
     const { patience, patienceMax } = this.timing; // W36
     this.#backoffPause = sameKey(this.#backoffKey, key)
@@ -80,7 +81,7 @@ export class FetchPlanner {
     this.#backoffUntil = now + this.#backoffPause;
   }
 
-  /** End the delay of a version that is unavailable: an older version may be the latest. */
+  /** End the delay of a version that the publisher no longer has: the latest may be an older one. */
   endBackoff(key: Key): void {
     if (sameKey(this.#backoffKey, key)) this.#backoffUntil = Number.NEGATIVE_INFINITY;
   }

@@ -1,7 +1,6 @@
 /**
- * Types of header fields: each checks a JSON value and converts it.
+ * Defines the types of header fields. Each type checks a JSON value and converts it.
  *
- * `read` returns undefined for a value of another type or out of bounds (JSON has no undefined).
  * `messages.ts` describes the messages as tables of these fields.
  */
 
@@ -10,6 +9,7 @@ import { INTEGER_MAX } from "./limits.js";
 export interface Field<T> {
   /** A description of valid values, for error texts. */
   readonly must: string;
+  /** Returns the converted value; undefined if it has a wrong type or is out of bounds. */
   readonly read: (value: unknown) => T | undefined;
   /** The default of an optional field; undefined if the field is required. */
   readonly absent?: T;
@@ -114,7 +114,7 @@ export function base64(bytesMax: number): Field<Uint8Array> {
   };
 }
 
-/** An object with any keys, read as a map, since a key may be `__proto__`. */
+/** An object with arbitrary keys. It is read as a map, since a key may be `__proto__`. */
 export function map<T>(
   key: Field<string>,
   field: Field<T>,
@@ -126,10 +126,10 @@ export function map<T>(
       const entries = isObject(v) ? Object.entries(v) : null;
       if (entries === null || entries.length > most) return undefined;
       const values = new Map<string, T>();
-      for (const [named, value] of entries) {
-        const read = key.read(named) === undefined ? undefined : field.read(value);
+      for (const [name, value] of entries) {
+        const read = key.read(name) === undefined ? undefined : field.read(value);
         if (read === undefined) return undefined;
-        values.set(named, read);
+        values.set(name, read);
       }
       return values;
     },

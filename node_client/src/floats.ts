@@ -1,4 +1,4 @@
-/** Converts floats without a JavaScript array type: half precision, bfloat16, 8-bit formats. */
+/** Converts floats to float32, also those without a JavaScript array class: 16- and 8-bit floats. */
 
 import type { Dtype } from "./dtypes.js";
 import type { Tensor } from "./tensor.js";
@@ -33,7 +33,7 @@ export function toFloat32(tensor: Tensor): Float32Array {
   if (dtype === "BF16") return fromBfloat16(data as Uint16Array);
   const table = tableOf(dtype);
   if (table === undefined) {
-    throw new TypeError(`a tensor of ${dtype} has no floats; read its data as it stands`);
+    throw new TypeError(`a tensor of ${dtype} has no floats: read its \`data\` instead`);
   }
   return Float32Array.from(data as Uint16Array, (bits) => table[bits] as number);
 }

@@ -1,9 +1,9 @@
 /**
- * The state machine of one model of a worker. It handles the model's messages and moves the model's
+ * Runs the worker's state machine of one model: handles the model's messages and moves the model's
  * versions through their phases (`phases.ts`).
  *
- * A newer version replaces an older one that is arriving. After such a replacement, the worker
- * fetches the newer version completely before it starts another one.
+ * A newer version displaces an older one that is arriving. The worker then receives the newer
+ * version completely before it starts to receive another.
  */
 
 import { type FailedCode, TRANSIENT } from "./codes.js";
@@ -39,9 +39,9 @@ export class Follower {
   readonly planner: FetchPlanner;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
-  #epoch = 0; // the latest epoch of which bytes were written into the model
+  #epoch = 0; // the latest epoch of whose versions bytes were written into the model
   #tornApplies = 0; // number of consecutive applies that failed half-way; above 0, no version runs
-  #failed: Failed | null = null; // the last failure, until another version is started
+  #failed: Failed | null = null; // the last failure, until another version starts to arrive
 
   constructor(
     readonly model: string,
@@ -57,7 +57,7 @@ export class Follower {
     this.patches = new Patches(model, this.versions, timing, keyring, patches);
   }
 
-  /** The effect that subscribes to pushed chunks, or unsubscribes while catching up. */
+  /** The effect that subscribes to pushed chunks; while catching up, the one that unsubscribes. */
   get subscription(): Effect {
     const on = this.versions.mode === "following";
     return { do: "subscribe", topic: this.patches.topic, on };
@@ -84,8 +84,8 @@ export class Follower {
   // Messages from the publisher.
 
   /**
-   * Handle an announcement. `layout` has the bytes of the layout, if they came with it. If
-   * `pushed`, the publisher may push the version's chunks.
+   * Handle an announcement. `layout` has the bytes of the layout if the announcement has them. If
+   * `pushed` is true, the publisher may push the version's chunks.
    */
   announced(
     announce: Announce,
@@ -118,7 +118,7 @@ export class Follower {
     return this.#fail(announce, ...fault, now);
   }
 
-  /** Whether to start receiving the announced version, or to start again. */
+  /** Whether to receive the announced version, or to start again if it was arriving already. */
   #wants(announce: Announce): boolean {
     const arriving = this.versions.inPhase("arriving"); // W5, W8, W26
     if (!newer(announce, this.versions.newest) || this.versions.isRejected(announce)) return false;
@@ -138,7 +138,7 @@ export class Follower {
     const [entry, key] = [versions.inPhase("running"), { epoch, version }];
     if (entry === null || !sameKey(entry, was) || entry.running.digest !== was.digest) return [];
     if (versions.all("ready", "applying").length > 0 || !newer(key, versions.newest)) return [];
-    if (versions.all("arriving").some((begun) => newer(begun, key))) return [];
+    if (versions.all("arriving").some((arriving) => newer(arriving, key))) return [];
     for (const older of versions.all("announced", "arriving", "staged"))
       versions.move(older, "newer");
     versions.rename(entry, key, metadata);
@@ -193,13 +193,13 @@ export class Follower {
     return [this.subscription, ...asks];
   }
 
-  /** Reject a version, or drop it if a retry may help, and report the reason. */
+  /** Reject a version, or only drop it if a retry may help. Report the reason. */
   #decline(entry: VersionEntry, code: FailedCode, text: string, now: number): Effect[] {
     this.versions.move(entry, TRANSIENT.has(code) ? "failed" : "declined"); // W15
     return this.#fail(entry, code, text, now);
   }
 
-  // The parts of a version.
+  // Chunks.
 
   /** Return a lease to receive the payload of a chunk; null if the chunk is not wanted. */
   place(chunk: Chunk | SealedChunk, size: number): Lease | null {
@@ -209,15 +209,15 @@ export class Follower {
     return transfer.lend(chunk.index, size, sealed);
   }
 
-  /** Whether a chunk of `size` bytes belongs to the arriving version and is missing. */
+  /** Whether this chunk, of `size` bytes, is a missing chunk of the arriving version. */
   wantsChunk(chunk: Chunk | SealedChunk, size: number): boolean {
     const transfer = this.versions.find(chunk, "arriving")?.transfer;
     return transfer?.isNamed(chunk.patch) === true && transfer.fits(chunk.index, size);
   }
 
   /**
-   * Whether a payload of `size` bytes, the layout or the whole version, is allowed with an
-   * announcement.
+   * Whether the announcement may have a payload of `size` bytes. The payload is the layout or the
+   * whole version.
    */
   wantsAnnounced(announce: Announce, size: number): boolean {
     const { whole, layout_bytes, nbytes } = announce;
@@ -237,7 +237,7 @@ export class Follower {
     return [...effects, ...this.#completed(entry, now)];
   }
 
-  /** Handle an `end`, which has the digest of a version whose chunks were all pushed. */
+  /** Handle an `end`: all chunks of the version were pushed, and this is its digest. */
   end(end: End, now: number): Effect[] {
     const entry = this.versions.find(end, "arriving");
     if (entry === null) return this.#stray(end, now);
@@ -248,7 +248,7 @@ export class Follower {
 
   /** Handle a chunk or `end` of a version that is not arriving. */
   #stray(key: Key, now: number): Effect[] {
-    return this.versions.inPhase("announced") === null ? this.planner.hearOf(key, now) : []; // W4
+    return this.versions.inPhase("announced") === null ? this.planner.noteLatest(key, now) : []; // W4
   }
 
   /** Return the fetches that are due. If the version is complete, verify and stage it. */
@@ -257,7 +257,8 @@ export class Follower {
   }
 
   /**
-   * If all chunks and the digest have arrived, verify and stage the version, or decode the patch.
+   * If all chunks and the digest have arrived, verify and stage the version; decode it first if it
+   * is a patch.
    */
   #completed(entry: VersionEntry, now: number): Effect[] {
     const { transfer } = entry; // W13
@@ -275,7 +276,7 @@ export class Follower {
    */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const entry = this.versions.inPhase("arriving");
-    if (!job.live || entry === null) return []; // replaced or aborted
+    if (!job.live || entry === null) return []; // displaced or aborted
     if (fault) return this.patches.giveUp(entry, fault, now);
     entry.transfer.decoded(took);
     this.versions.release(entry.transfer);
@@ -286,9 +287,9 @@ export class Follower {
   #arrived(entry: VersionEntry, digest: string, now: number): Effect[] {
     const { announce, epoch, version, layout, transfer } = entry;
     const together = announce.commit === "together"; // W14
-    const sayStaged = together || announce.acknowledge === "staged";
+    const reportStaged = together || announce.acknowledge === "staged";
     const staged = {
-      ...{ model: this.model, epoch, version, layout, digest, sayStaged },
+      ...{ model: this.model, epoch, version, layout, digest, reportStaged },
       ...{ data: entry.buffer as Uint8Array, metadata: announce.metadata },
       ...{ patch: transfer.patch, decodeUs: transfer.decodeUs },
     };
@@ -299,7 +300,7 @@ export class Follower {
     return [...effects, ...this.#changeMode("completed", now)];
   }
 
-  /** Make a staged version ready. `Companions` does so if the version has companions. */
+  /** Make a staged version ready. If it has companions, leave that to `Companions`. */
   #commit(entry: VersionEntry, now: number): Effect[] {
     if (entry.announce.companions.size > 0) {
       entry.hold();
@@ -308,7 +309,7 @@ export class Follower {
     return [{ do: "ready", models: [this.model] }, ...this.release(now)];
   }
 
-  /** Make the staged version ready instead of an older one that was not applied. */
+  /** Make the staged version ready, and drop an older ready version. */
   release(now: number): Effect[] {
     this.versions.move(this.versions.inPhase("ready"), "newer");
     this.versions.move(this.versions.inPhase("staged"), "committed");
@@ -329,8 +330,8 @@ export class Follower {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
     this.planner.endBackoff(key);
-    // The abort may have freed a buffer for a waiting version. If no version waits, a worker that
-    // is catching up, and loses the version that it catches up with, requests the latest version.
+    // The abort may have freed a buffer for a waiting version. If the worker was catching up with
+    // the aborted version, and no other version waits, it requests the latest version.
     const effects = this.#resume(now);
     const busy = effects.length > 0 || this.versions.inPhase("arriving") !== null;
     return !arrived || busy || this.versions.mode === "following"
@@ -367,30 +368,30 @@ export class Follower {
   /** Handle the start of a session. `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
-    this.#tornApplies = Math.min(this.#tornApplies, 1); // the previous session's failures count as one
+    this.#tornApplies = Math.min(this.#tornApplies, 1); // of the previous session, one counts
     this.planner.reconnected();
     const heldBack = this.versions.all("ready", "applying", "staged");
-    return [...reports.staged(this.model, heldBack), ...this.planner.hearOf(latest, now)];
+    return [...reports.staged(this.model, heldBack), ...this.planner.noteLatest(latest, now)];
   }
 
   // Applying the ready version.
 
   /** Start to apply the ready version and return it; null if there is none. */
-  taken(): StagedVersion | null {
+  takeReady(): StagedVersion | null {
     const entry = this.versions.inPhase("ready");
     return entry !== null && this.versions.move(entry, "taken") ? entry.staged : null;
   }
 
   /**
-   * Handle the success of an apply: the version is the running one from now on. `kept` is true if
-   * the user keeps the version's memory, so that it must not be used for other versions. `note` is a
-   * text for the publisher about values that became infinite.
+   * Handle the success of an apply: the version is the running version from now on. `kept` is true
+   * if the user keeps the version's memory, which then must not be used for other versions. `note`
+   * is a text for the publisher on values that became infinite; empty if there are none.
    */
   applied(now: number, kept: boolean, note: string): Effect[] {
     const [entry, older] = [this.versions.inPhase("applying"), this.versions.inPhase("running")]; // W16
     if (entry === null) return [];
     const running = { epoch: entry.epoch, version: entry.version, digest: entry.staged.digest };
-    if (kept) this.versions.letGo(entry);
+    if (kept) this.versions.detachBuffer(entry);
     const data = entry.announce.keep && this.patches.accepted ? entry.staged.data : null;
     this.versions.setPatchBase(entry, running, data); // D3
     this.versions.move(older, "newer");
@@ -400,12 +401,12 @@ export class Follower {
 
   /**
    * Handle the failure of an apply. `intact` is true if the previous version still runs. `kept` is
-   * true if the user keeps the version's memory, so that it must not be used for other versions.
+   * true if the user keeps the version's memory, which then must not be used for other versions.
    */
   failed(text: string, now: number, intact: boolean, kept: boolean): Effect[] {
     const entry = this.versions.inPhase("applying"); // W24
     if (entry === null) return [];
-    if (kept) this.versions.letGo(entry);
+    if (kept) this.versions.detachBuffer(entry);
     if (!intact) {
       this.versions.move(this.versions.inPhase("running"), "torn");
       this.versions.setPatchBase(null, null, null);
@@ -418,8 +419,8 @@ export class Follower {
   }
 
   /**
-   * Handle a version that was not applied because a companion failed; see `failed`. If `again`, the
-   * version is received again with its companion.
+   * Handle a version that was not applied because a companion failed; see `failed`. If `again` is
+   * true, the version is received again, together with its companion. The user gets no report.
    */
   failedBeside(
     text: string,
@@ -432,7 +433,7 @@ export class Follower {
     if (entry === null) return [];
     let effects: Effect[];
     if (again) {
-      if (kept) this.versions.letGo(entry);
+      if (kept) this.versions.detachBuffer(entry);
       this.versions.move(entry, "failed");
       effects = [...this.#fail(entry, "no-memory", text, now), ...this.#resume(now)];
     } else effects = this.failed(text, now, intact, kept);
@@ -456,8 +457,8 @@ export class Follower {
   }
 
   /**
-   * Return the effects that report a failed version: one to the publisher, one to the user. If a
-   * retry may help, postpone the version.
+   * Return the effects that report a failed version to the publisher and to the user. If a retry
+   * may help, delay the retry.
    */
   #fail({ epoch, version }: Key, code: FailedCode, text: string, now: number): Effect[] {
     const { model } = this;
@@ -499,7 +500,7 @@ export class Follower {
     return this.planner.due(now) ? this.#begin(waiting, now) : []; // W7
   }
 
-  /** Return all current reports again, in case one was lost. */
+  /** Return all current reports again, since earlier ones may have been lost. */
   repeat(): Effect[] {
     return reports.standing(this.model, this.versions, this.#failure()); // W17
   }

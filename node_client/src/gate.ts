@@ -1,4 +1,4 @@
-/** A readers-writer lock of a model. A waiting writer has priority over new readers. */
+/** Implements the readers-writer lock of a model. A waiting writer precedes new readers. */
 
 import { TimeoutError } from "./errors.js";
 import { type Deadline, Waiters } from "./waiters.js";
@@ -9,7 +9,7 @@ export class Gate {
   #writerWaits = false; // a writer waits for the active readers
   #shut = false;
 
-  /** Lock for writing. If there are active readers, return false; new readers then have to wait. */
+  /** Lock for writing. If there are active readers, return false, and let new readers wait. */
   shut(): boolean {
     this.#writerWaits = this.#readers > 0;
     this.#shut = !this.#writerWaits;
@@ -28,14 +28,14 @@ export class Gate {
    */
   async enter(deadline: Deadline, text: string): Promise<void> {
     if (this.#shut || this.#writerWaits) {
-      const late = `${text}: are two reads one in the other?`;
+      const late = `${text}: is one call of \`reading\` inside another?`;
       await this.#waiters.wait(deadline, (waiter) => waiter.reject(new TimeoutError(late)));
     } else this.#readers += 1;
   }
 
   /**
-   * Stop reading. Afterwards the caller must let a waiting writer call `shut`, and must then call
-   * `admit`.
+   * Stop reading. The caller must then give a waiting writer the chance to call `shut`, and after
+   * that call `admit`.
    */
   leave(): void {
     this.#readers -= 1;

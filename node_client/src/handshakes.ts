@@ -2,10 +2,10 @@
  * Infers the reason of failed handshakes from the socket's events, since ZMTP sends no reason. (K5)
  */
 
-// Number of handshakes in a row that the peer must abort before keys are reported as the cause. A
+// How many consecutive handshakes the peer must abort before keys are reported as the cause. A
 // publisher that stops may abort one, and an overloaded publisher several, so the aborts must also
-// have gone on for a while.
-const BROKEN = 3;
+// have lasted for `patience`.
+const ABORTS_MIN = 3;
 
 const NOT_ALLOWED =
   "the publisher does not allow this worker's key: add the file allowed/NAME.json that " +
@@ -22,8 +22,8 @@ export const NO_KEYS_HERE =
 
 /** The outcomes of the handshakes of one socket of a worker with keys. */
 export class Handshakes {
-  #broken = 0; // number of handshakes in a row that the peer aborted
-  #since = 0;
+  #aborts = 0; // consecutive handshakes that the peer aborted
+  #since = 0; // when the first of these was aborted
 
   constructor(
     /** Milliseconds for which the aborts must have gone on before they are reported. */
@@ -31,7 +31,7 @@ export class Handshakes {
   ) {}
 
   succeeded(): void {
-    this.#broken = 0;
+    this.#aborts = 0;
   }
 
   // Each of these returns the reason of a failed handshake; empty if keys are not the cause.
@@ -48,8 +48,8 @@ export class Handshakes {
 
   /** Handle a handshake in which the peer closed the connection. */
   cutOff(now: number): string {
-    if (this.#broken === 0) this.#since = now;
-    this.#broken += 1;
-    return this.#broken >= BROKEN && now - this.#since >= this.patience ? ANOTHER_KEY : "";
+    if (this.#aborts === 0) this.#since = now;
+    this.#aborts += 1;
+    return this.#aborts >= ABORTS_MIN && now - this.#since >= this.patience ? ANOTHER_KEY : "";
   }
 }

@@ -1,6 +1,6 @@
 /**
- * Encodes and decodes the messages of WBP/1: `[topic] [header] [payload]...`, the topic only on
- * published messages.
+ * Encodes and decodes the messages of WBP/1. The frames of a message are `[topic] [header]
+ * [payload]...`; only published messages have a topic.
  *
  * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. Decoding checks all values, so
  * the machine never gets a value out of bounds. Unknown fields are ignored, so that later versions
@@ -28,7 +28,7 @@ export function encode(message: WorkerMessage): string {
   return JSON.stringify({ wbp: WBP, ...message }, asObject);
 }
 
-/** Truncate a text to a field's limit, and replace lone surrogates, which JSON must not hold. */
+/** Truncate a text to a field's limit, and replace lone surrogates, which UTF-8 cannot encode. */
 export function asText(words: string, codePointsMax = TEXT_MAX): string {
   return words.slice(0, codePointsMax).toWellFormed();
 }
@@ -95,8 +95,8 @@ function read(
 }
 
 function checkPayloads(message: PublisherMessage, payloads: number): void {
-  const [may, most] = PAYLOADS[message.type] ?? [0, 0];
-  const least = message.type === "announce" && message.whole !== null ? most : may;
+  const [min, most] = PAYLOADS[message.type] ?? [0, 0];
+  const least = message.type === "announce" && message.whole !== null ? most : min;
   if (payloads < least || payloads > most) {
     throw new ProtocolError(
       `${message.type} with ${payloads} payload frames; ${least} to ${most} are allowed`,

@@ -1,4 +1,4 @@
-/** Receive model weights from a weightbus publisher, in place, verified and acknowledged. */
+/** Receives model weights from a weightbus publisher, verifies them, and applies them in place. */
 
 export type { Hook, Update } from "./applying.js";
 export type { ArrayOf, Dtype, TypedArray } from "./dtypes.js";

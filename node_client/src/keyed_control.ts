@@ -1,4 +1,4 @@
-/** The control channel with keys: a DEALER of the `zeromq` package. */
+/** Implements the control channel with keys, as a DEALER socket of the `zeromq` package. */
 
 import { closeSync, openSync } from "node:fs";
 import { setImmediate } from "node:timers/promises";
@@ -16,10 +16,10 @@ import {
   SLICE_MS,
 } from "./limits.js";
 
-const DESCRIPTORS = 16; // number of file descriptors that a worker needs at most
+const DESCRIPTORS = 16; // the most file descriptors that a worker needs
 const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
 
-/** The events that count as a change. After a ZMTP error, a socket emits only one more event. */
+/** The socket's events after which `changed` is called. */
 const CHANGES = [
   "connect:delay",
   "connect:retry",
@@ -127,9 +127,7 @@ export class KeyedControl implements Control {
     return !this.#socket.closed && this.#socket.writable;
   }
 
-  /**
-   * Pass messages to the handlers until the channel is closed. The event loop runs between them.
-   */
+  /** Pass messages to the handlers until the channel is closed. The event loop runs in between. */
   async #run(): Promise<void> {
     let since = performance.now();
     for await (const frames of this.#socket) {

@@ -1,9 +1,9 @@
 /**
- * The group keys of a worker's session, which decrypt sealed messages, layouts and chunks.
+ * Decrypts sealed messages, layouts and chunks with the group keys of a worker's session.
  *
- * During a rotation there are two keys, and the older one expires soon. Each published message
- * except a chunk has a count, which rises with each message under the same key. A message is a
- * replay if its count is not above the last count.
+ * During a key rotation there are two group keys, and the older one expires soon. Each published
+ * message except a chunk has a sequence number, its `count`. A message is a replay if its count is
+ * not above the highest count that was decrypted with the same key.
  */
 
 import { ProtocolError } from "./errors.js";
@@ -22,7 +22,7 @@ import {
   type Subject,
 } from "./sealing.js";
 
-const PUBLISHED = new Set(["announce", "beacon", "end"]); // sealed for all workers, besides chunks
+const PUBLISHED = new Set(["announce", "beacon", "end"]); // all types that a sealed message may have
 const NOTHING: Uint8Array = new Uint8Array(0);
 const NO_SECRET = { id: "", names: NOTHING, key: NOTHING };
 
@@ -32,19 +32,17 @@ interface Seal {
   readonly tag: string | null;
 }
 
-/**
- * The group keys of one worker. With a keyring, a worker ignores published messages in the clear.
- */
+/** The group keys of one worker. A worker with a keyring ignores unencrypted published messages. */
 export class Keyring {
   readonly #keys = new Map<string, GroupKey>(); // by id, the newest last
-  readonly #counts = new Map<string, number>(); // by key id: highest count of a decrypted message
-  #oldKeysExpireAt = Number.POSITIVE_INFINITY; // when all but the newest key expire
-  #keyMissing = false; // a message was sealed with an unknown key
-  #last = NO_SECRET; // the last version key that was derived
+  readonly #counts = new Map<string, number>(); // by key id: the highest count of a decrypted message
+  #oldKeysExpireAt = Number.POSITIVE_INFINITY; // when all keys but the newest expire
+  #keyMissing = false; // whether a message was sealed with an unknown key
+  #last = NO_SECRET; // the version key that was derived last, to reuse it
 
   /**
-   * Start a session with these keys only. All keys but the newest expire at `until`. The counts of
-   * known keys are kept, so that replays are still detected.
+   * Start a session with only these keys. All keys but the newest expire at `until`. For keys that
+   * were known before, the counts are kept, so that replays are still detected.
    */
   begin(keys: readonly string[], until = Number.POSITIVE_INFINITY): void {
     this.#keys.clear();
@@ -56,20 +54,20 @@ export class Keyring {
   }
 
   /**
-   * Add the keys of a rotation. The previous key expires at `until`. Keys listed before a known key
-   * are older than that key, and are ignored.
+   * Add the new ones of these keys, which are listed from old to new. The previous key then expires
+   * at `until`. A key listed before a known key is older than that key, and is ignored.
    */
   add(keys: readonly string[], until: number): void {
     const given = keys.map((hex) => new GroupKey(hex));
-    const here = given.findLastIndex(({ id }) => this.#keys.has(id));
-    for (const key of given.slice(here + 1)) {
+    const lastKnown = given.findLastIndex(({ id }) => this.#keys.has(id));
+    for (const key of given.slice(lastKnown + 1)) {
       this.#keys.set(key.id, key); // E6
       this.#oldKeysExpireAt = until;
     }
     this.#keep(GROUP_KEYS_MAX);
   }
 
-  /** Drop expired keys. Return whether a message needed an unknown key since the last `asked`. */
+  /** Drop expired keys. Return whether an unknown key was needed since the last call of `asked`. */
   lacks(now: number): boolean {
     if (now >= this.#oldKeysExpireAt) {
       this.#oldKeysExpireAt = Number.POSITIVE_INFINITY;
@@ -78,11 +76,12 @@ export class Keyring {
     return this.#keyMissing;
   }
 
-  /** Record that a hello was sent. The answer has the current keys. */
+  /** Record that a hello was sent. Its answer, `welcome`, has the current keys. */
   asked(): void {
     this.#keyMissing = false;
   }
 
+  /** Drop all keys but the `count` newest. */
   #keep(count: number): void {
     for (const id of [...this.#keys.keys()].slice(0, -count)) {
       this.#keys.delete(id);
@@ -97,16 +96,16 @@ export class Keyring {
     return found;
   }
 
-  /** Return the `Opening` of a chunk of a version or patch; null if the chunk's key is unknown. */
+  /** Return what decrypts a chunk of a version or patch; null if the chunk's key is unknown. */
   opening(subject: Subject, chunk: SealedChunk, size: number): Opening | null {
     return this.#opening(subject, chunk, CHUNK, chunk.index, size);
   }
 
   /**
-   * Decrypt the payload of an announcement in place. The payload is a layout or a whole version.
+   * Decrypt the payload of an announcement, a layout or a whole version, in place, and return it.
    *
-   * If a layout is not authentic, return null. If a version is not authentic, return no bytes; the
-   * version is then fetched like a damaged chunk.
+   * For a layout that is not authentic, return null. For a version that is not authentic, return an
+   * empty array, which counts as a damaged chunk, so that the version is fetched.
    */
   payload(announce: Announce, bytes: Uint8Array): Uint8Array | null {
     const purpose = announce.whole === null ? LAYOUT : CHUNK; // E4
@@ -132,11 +131,11 @@ export class Keyring {
   }
 
   /**
-   * Return a published message, decrypted; a sealed chunk is returned unchanged. Return null for a
-   * message in the clear, whose sender is unknown, and for a replay. (E1)
+   * Return a published message, decrypted; a sealed chunk is returned unchanged. Return null for an
+   * unencrypted message, whose sender is unknown, and for a replay. (E1)
    *
-   * With `counts`, a message is accepted only once. `counts` is false before the payload is
-   * complete.
+   * If `counts` is true, record the message's count, so that the message is not accepted again. Pass
+   * false to look at a message whose payload is not complete.
    */
   published(decoded: Decoded, counts = true): Decoded | null {
     const { message, payloads } = decoded;

@@ -1,6 +1,6 @@
 /**
- * Reads a worker's keys as `weightbus keygen` writes them: a file of one small JSON object, or the
- * folder with a file for each worker.
+ * Reads a worker's keys, as `weightbus keygen` writes them, from a file of one JSON object, or from
+ * the folder that has such a file for each worker.
  *
  *     DIR/workers/NAME.json     the worker's key pair, its name, the publisher's public key
  */
@@ -12,9 +12,9 @@ import { KeysError } from "./errors.js";
 import { type Field, matching, object } from "./fields.js";
 import { TEXT_MAX } from "./limits.js";
 
-export const KEYS = "WEIGHTBUS_KEYS"; // environment variable with the default path
+export const KEYS = "WEIGHTBUS_KEYS"; // the environment variable with the default path
 const [WORKERS, SUFFIX] = ["workers", ".json"] as const;
-const EVERYBODY = 0o007; // permission bits of others in a file's mode
+const OTHERS = 0o007; // the permissions of other users in a file's mode
 const DIGITS =
   "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"; // Z85
 // The PKCS #8 header before the 32 bytes of a secret X25519 key (RFC 8410).
@@ -22,7 +22,7 @@ const PKCS8 = Buffer.from("302e020100300506032b656e04220420", "hex");
 
 const z85 = matching("40 characters of Z85", /^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/);
 const key: Field<string> = {
-  must: `${z85.must}, each five of which stand for 32 bits`, // some groups exceed that
+  must: `${z85.must}, each five of which stand for 32 bits`, // some groups stand for more
   read: (v) => {
     const found = z85.read(v);
     return found && valuesOf(found).every((value) => value < 2 ** 32) ? found : undefined;
@@ -46,7 +46,7 @@ export interface WorkerKeys {
 }
 
 /**
- * Return a worker's keys; null if the worker has none.
+ * Return a worker's keys; null if the worker has no keys.
  *
  * @param given - the keys, or a path; undefined means the path in the environment variable.
  * @param name - the worker's name, if the user set one.
@@ -62,10 +62,10 @@ export function workerKeys(
 }
 
 /**
- * Return the keys for each of several addresses; null for all if the worker has none.
+ * Return the keys for each of several addresses; null for each if the worker has no keys.
  *
- * @param given - what `workerKeys` takes, for all addresses; or a list with one for each.
- * @throws KeysError - also if the list has another length, or no keys for an address.
+ * @param given - as for `workerKeys`, for all addresses; or a list with an item for each.
+ * @throws KeysError - as `workerKeys`; also if the list does not have keys for each address.
  */
 export function keysOfEach(
   given: WorkerKeys | string | readonly (WorkerKeys | string)[] | undefined,
@@ -84,7 +84,7 @@ export function keysOfEach(
   return addresses.map((address, index) => {
     const keys = workerKeys(list[index], name);
     if (keys !== null) return keys;
-    const why = "a worker with keys connects to no publisher without";
+    const why = "a worker with keys connects to no publisher without keys";
     throw new KeysError(`no keys for ${address}: ${why}; give one for each address, or none`);
   });
 }
@@ -96,7 +96,7 @@ export function keysOfEach(
  */
 export function readWorkerKeys(path: string, name?: string): WorkerKeys {
   if (path.trimStart().startsWith("{")) {
-    const what = "`keys` is not a path, but JSON (not shown): give the path of a file with that";
+    const what = "`keys` is JSON (not shown), not a path: give the path of a file that holds it";
     throw new KeysError(what);
   }
   const found = isFolder(path) ? fileOf(join(path, WORKERS), name) : path;
@@ -115,7 +115,7 @@ function checked(value: unknown, where: string): WorkerKeys {
   const found = object(FILE).read(value);
   if (found !== undefined) return found;
   const wrong = Object.entries(FILE).map(([field, { must }]) => `${field}: ${must}`);
-  throw new KeysError(`${where}: no worker's keys, which have ${wrong.join("; ")}; ${HELP}`);
+  throw new KeysError(`${where}: not a worker's keys, which have ${wrong.join("; ")}; ${HELP}`);
 }
 
 function parseJson(text: string, path: string): unknown {
@@ -131,7 +131,7 @@ function read(path: string): string {
   let opened: number | undefined;
   try {
     opened = openSync(path, "r");
-    if (fstatSync(opened).mode & EVERYBODY) {
+    if (fstatSync(opened).mode & OTHERS) {
       throw new KeysError(`${path} is open to every user of this host: chmod 600 ${path}`);
     }
     const bytes = Buffer.alloc(TEXT_MAX);
@@ -144,7 +144,7 @@ function read(path: string): string {
   }
 }
 
-/** Return the path of the file for a worker name, or of the only file if there is no name. */
+/** Return the path of the file for a worker's name; without a name, the path of the only file. */
 function fileOf(folder: string, name: string | undefined): string {
   const files = filesOf(folder).map((file) => ({ file, of: nameOf(file) }));
   const exact = files.filter(({ of }) => of === name);
@@ -169,21 +169,22 @@ function filesOf(folder: string): string[] {
 }
 
 /**
- * Return the worker name for which a file is. A file name has `+` where the worker name has `*`; a
- * worker name never contains `+`.
+ * Return the pattern of worker names that a key file is for. A file name has `+` where the pattern
+ * has `*`; a worker name never contains `+`.
  */
 function nameOf(file: string): string {
   return basename(file, SUFFIX).replace("+", "*");
 }
 
-/** Whether a key for `form` allows this worker name. */
-function fits(form: string, name: string): boolean {
-  const [begin = "", end] = form.split("*");
-  if (end === undefined) return name === form;
+/** Whether a key for this pattern allows this worker name. */
+function fits(pattern: string, name: string): boolean {
+  const [begin = "", end] = pattern.split("*");
+  if (end === undefined) return name === pattern;
   const long = name.length >= begin.length + end.length;
   return long && name.startsWith(begin) && name.endsWith(end);
 }
 
+/** Return the keys if the public key belongs to the secret key. */
 function checkPair(keys: WorkerKeys, where: string): WorkerKeys {
   const secret = createPrivateKey({
     key: Buffer.concat([PKCS8, bytesOf(keys.secret)]),
@@ -197,13 +198,13 @@ function checkPair(keys: WorkerKeys, where: string): WorkerKeys {
   );
 }
 
-/** Return a number for each five characters of a key. */
+/** Return the number that each five characters of a key stand for. */
 function valuesOf(key: string): number[] {
   const groups = key.match(/.{5}/g) ?? [];
   return groups.map((five) => [...five].reduce((sum, c) => sum * 85 + DIGITS.indexOf(c), 0));
 }
 
-/** Return the 32 bytes of a key of 40 characters: 4 bytes for each 5 characters. */
+/** Return the 32 bytes that the 40 characters of a key stand for: 4 bytes for each 5 characters. */
 function bytesOf(key: string): Buffer {
   const bytes = Buffer.alloc((key.length / 5) * 4);
   for (const [index, value] of valuesOf(key).entries()) bytes.writeUInt32BE(value, index * 4);

@@ -19,8 +19,8 @@ import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
 export const PREFIX_BYTES = 8;
 
 /**
- * The metadata key of the order of the names in the publisher's model. Its text has one index for
- * each name, into the list of all tensors by position followed by the sorted aliases.
+ * The metadata key whose text gives the order of the names in the publisher's model: an index for
+ * each name into a list, which has all tensors by position, then the aliases, sorted.
  */
 const ORDER = "weightbus.order";
 
@@ -57,16 +57,16 @@ export class Layout {
    */
   static parse(bytes: Uint8Array, namesMax?: number): Layout {
     const { entries, metadata } = readHeader(jsonOf(bytes), namesMax);
-    const tensors = place(entries);
+    const tensors = inOrder(entries);
     const byName = new Map(tensors.map((tensor) => [tensor.name, tensor]));
     const aliases = new Map<string, string>();
-    for (const [name, kept] of metadata) {
-      const tensor = byName.has(name) ? undefined : byName.get(kept);
-      if (tensor?.name !== kept) continue; // ordinary metadata, or an alias of an alias
+    for (const [name, value] of metadata) {
+      const tensor = byName.has(name) ? undefined : byName.get(value);
+      if (tensor?.name !== value) continue; // ordinary metadata, or an alias of an alias
       checkName(name);
-      aliases.set(name, kept);
+      aliases.set(name, value);
     }
-    for (const [alias, kept] of aliases) byName.set(alias, byName.get(kept) as TensorSpec);
+    for (const [alias, name] of aliases) byName.set(alias, byName.get(name) as TensorSpec);
     const nbytes = tensors.at(-1)?.end ?? 0;
     const order = aliases.has(ORDER) ? undefined : metadata.get(ORDER);
     const names = order === undefined ? byName : ordered(tensors, aliases, byName, order);
@@ -81,12 +81,12 @@ function ordered(
   byName: ReadonlyMap<string, TensorSpec>,
   text: string,
 ): ReadonlyMap<string, TensorSpec> {
-  const others = [...aliases.keys()].sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)));
-  const inFile = [...tensors.map(({ name }) => name), ...others];
-  const places = new Map(inFile.map((name, at) => [String(at), name] as const));
+  const sorted = [...aliases.keys()].sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)));
+  const inFile = [...tensors.map(({ name }) => name), ...sorted];
+  const byIndex = new Map(inFile.map((name, index) => [String(index), name] as const));
   const names = new Map<string, TensorSpec>();
   for (const word of text.split(",")) {
-    const name = places.get(word);
+    const name = byIndex.get(word);
     if (name === undefined || names.has(name)) return byName;
     names.set(name, byName.get(name) as TensorSpec);
   }
@@ -107,28 +107,33 @@ function jsonOf(bytes: Uint8Array): Uint8Array {
   return buffer.subarray(PREFIX_BYTES);
 }
 
-/** Return the tensors by position. Throws unless they are contiguous. */
-function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
-  const specs = [...entries].map(([name, entry]) => check(name, entry));
+/** Return the tensors by position. Throws LayoutError unless they are contiguous. */
+function inOrder(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
+  const specs = [...entries].map(([name, entry]) => specOf(name, entry));
   specs.sort((a, b) => a.begin - b.begin || a.end - b.end); // L8
-  let at = 0;
+  let offset = 0;
   for (const { name, begin, end } of specs) {
-    if (begin !== at) {
-      throw new LayoutError(`tensor ${show(name)} begins at ${begin}; it must begin at ${at}`);
+    if (begin !== offset) {
+      throw new LayoutError(`tensor ${show(name)} begins at ${begin}; it must begin at ${offset}`);
     }
-    at = end;
+    offset = end;
   }
   return specs;
 }
 
-function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
+/** Check an entry of the header, and return it with its name. */
+function specOf(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
   checkName(name); // L4
   if (!isDtype(dtype)) {
     const known = Object.keys(BITS).join(", ");
-    throw new LayoutError(`tensor ${show(name)} has dtype ${show(dtype)}; known are ${known}`);
+    throw new LayoutError(
+      `tensor ${show(name)} has dtype ${show(dtype)}; the known ones are ${known}`,
+    );
   }
   if (shape.length > RANK_MAX) {
-    throw new LayoutError(`tensor ${show(name)} has ${shape.length} dimensions of ${RANK_MAX}`);
+    throw new LayoutError(
+      `tensor ${show(name)} has ${shape.length} dimensions; at most ${RANK_MAX} are allowed`,
+    );
   }
   const nbytes = tensorBytes(dtype, shape); // L6, L7
   if (nbytes !== end - begin) {
@@ -143,5 +148,7 @@ function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
 function checkName(name: string): void {
   const size = Buffer.byteLength(name);
   if (size >= 1 && size <= NAME_BYTES_MAX) return;
-  throw new LayoutError(`the name ${show(name)} has ${size} bytes; 1 to ${NAME_BYTES_MAX} it may`);
+  throw new LayoutError(
+    `the name ${show(name)} has ${size} bytes; allowed: 1 to ${NAME_BYTES_MAX}`,
+  );
 }

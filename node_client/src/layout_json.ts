@@ -1,9 +1,9 @@
 /**
- * A strict JSON parser for layouts.
+ * Parses the JSON of layouts strictly.
  *
  * `JSON.parse` keeps the last of two equal keys and reads `1.0`, `1e0` and `-0` as integers, so two
- * readers could see different models in the same bytes. A layout has a fixed shape, and this parser
- * accepts only that shape, in one pass over the bytes, without recursion.
+ * readers could see different models in the same bytes. The JSON of a layout has a fixed structure.
+ * This parser accepts only that structure, in one pass over the bytes, without recursion.
  */
 
 import { isUtf8 } from "node:buffer";
@@ -25,7 +25,7 @@ export interface Header {
 }
 
 const METADATA = "__metadata__";
-const DIGITS_MAX = 16; // as many as 2^53 - 1 has
+const DIGITS_MAX = 16; // the digits of 2^53 - 1
 const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
 const [OPEN, CLOSE, OPEN_LIST, CLOSE_LIST] = [0x7b, 0x7d, 0x5b, 0x5d];
 const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
@@ -43,23 +43,23 @@ export function readHeader(json: Uint8Array, namesMax = Number.POSITIVE_INFINITY
   const reader = new Reader(json, namesMax); // L2
   const entries = new Map<string, Entry>();
   let metadata: Map<string, string> | undefined;
-  reader.object((key) => {
+  reader.readObject((key) => {
     reader.nameCount += 1;
     if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.failDuplicate(key); // L3
     if (key === METADATA) metadata = readTexts(reader);
     else entries.set(key, readEntry(reader));
     if (entries.size > TENSORS_MAX) reader.fail(`more than ${TENSORS_MAX} tensors`); // L4
   });
-  reader.end();
+  reader.checkEnd();
   return { entries, metadata: metadata ?? new Map() };
 }
 
 function readTexts(reader: Reader): Map<string, string> {
   const texts = new Map<string, string>();
-  reader.object((key) => {
+  reader.readObject((key) => {
     reader.nameCount += 1;
     if (texts.has(key)) reader.failDuplicate(key);
-    texts.set(key, reader.string());
+    texts.set(key, reader.readString());
   });
   return texts;
 }
@@ -68,11 +68,11 @@ function readEntry(reader: Reader): Entry {
   let dtype: string | undefined;
   let shape: number[] | undefined;
   let offsets: number[] | undefined;
-  reader.object((key) => {
-    if (key === "dtype" && dtype === undefined) dtype = reader.string();
-    else if (key === "shape" && shape === undefined) shape = reader.integers(RANK_MAX);
-    else if (key === "data_offsets" && offsets === undefined) offsets = reader.integers(2);
-    else reader.fail(`a field ${shown(key)} too many`);
+  reader.readObject((key) => {
+    if (key === "dtype" && dtype === undefined) dtype = reader.readString();
+    else if (key === "shape" && shape === undefined) shape = reader.readIntegers(RANK_MAX);
+    else if (key === "data_offsets" && offsets === undefined) offsets = reader.readIntegers(2);
+    else reader.fail(`a repeated or unknown field ${shown(key)}`);
   });
   const [begin, end] = offsets ?? [];
   if (dtype === undefined || shape === undefined || begin === undefined || end === undefined) {
@@ -81,7 +81,7 @@ function readEntry(reader: Reader): Entry {
   return { dtype, shape, begin, end };
 }
 
-/** A cursor over the bytes, with a method for each kind of value. */
+/** A cursor over the bytes, with a method to read each kind of value. */
 class Reader {
   #at = 0;
   #nameCount = 0;
@@ -100,8 +100,8 @@ class Reader {
     this.#nameCount = count;
     if (count <= this.namesMax) return;
     throw new TooManyNamesError(
-      `a layout of more than ${this.namesMax} names of tensors and metadata, for all of which ` +
-        "this worker has no memory",
+      `a layout of more than ${this.namesMax} names of tensors and metadata, the most that this ` +
+        "worker stores",
     );
   }
 
@@ -114,11 +114,11 @@ class Reader {
   }
 
   /** Read an object. `value` is called after each key, and must read the value. */
-  object(value: (key: string) => void): void {
+  readObject(value: (key: string) => void): void {
     this.#expect(OPEN, "'{'");
     if (this.#take(CLOSE)) return;
     do {
-      const key = this.string();
+      const key = this.readString();
       this.#expect(COLON, "':'");
       value(key);
     } while (this.#take(COMMA));
@@ -126,19 +126,19 @@ class Reader {
   }
 
   /** Read an array of at most `most` integers. */
-  integers(most: number): number[] {
+  readIntegers(most: number): number[] {
     const values: number[] = [];
     this.#expect(OPEN_LIST, "'['");
     if (this.#take(CLOSE_LIST)) return values;
     do {
-      if (values.length === most) this.fail(`an array of more than ${most}`);
+      if (values.length === most) this.fail(`an array of more than ${most} integers`);
       values.push(this.#integer());
     } while (this.#take(COMMA));
     this.#expect(CLOSE_LIST, "',' or ']'");
     return values;
   }
 
-  string(): string {
+  readString(): string {
     this.#expect(QUOTE, "'\"'");
     const begin = this.#at;
     let escaped = false;
@@ -159,9 +159,9 @@ class Reader {
   }
 
   /** Check that only white space follows. */
-  end(): void {
+  checkEnd(): void {
     this.#skip();
-    if (this.#at < this.bytes.length) this.fail("something behind the object");
+    if (this.#at < this.bytes.length) this.fail("text after the object");
   }
 
   #unescape(body: string): string {
@@ -169,7 +169,7 @@ class Reader {
       const text: string = JSON.parse(`"${body}"`);
       if (text.isWellFormed()) return text;
     } catch {} // invalid escape
-    return this.fail("an escape that stands for no character");
+    return this.fail("an invalid escape in a string");
   }
 
   #integer(): number {
@@ -184,9 +184,9 @@ class Reader {
     const digits = this.#at - begin;
     const padded = digits > 1 && this.bytes[begin] === ZERO; // L5
     if (digits === 0 || padded || value > INTEGER_MAX) {
-      this.fail("no integer from 0 to 2^53-1 without a sign");
+      this.fail("not an integer from 0 to 2^53-1 without a sign and leading zeros");
     }
-    return value; // a fraction or an exponent fails where ',' or ']' is expected
+    return value; // a fraction or exponent then fails, since ',' or ']' is expected
   }
 
   #digit(): number {

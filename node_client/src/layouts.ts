@@ -16,7 +16,7 @@ import type { Announce } from "./messages.js";
 
 const RAISE = "raise its bytesMax if that is meant";
 
-/** The code with which a version fails, and a description. */
+/** Why a version fails: a code of the protocol, and a text. */
 export type Fault = readonly [code: FailedCode, text: string];
 export type Accepts = (model: string, layout: Layout) => string;
 
@@ -28,7 +28,7 @@ export interface Most {
   readonly layoutBytesMax?: number | undefined;
 }
 
-/** The known layouts of one model, and the checks of its announcements. */
+/** Stores the known layouts of one model, and checks its announcements. */
 export class Acceptance {
   readonly #layouts = new Map<string, { readonly layout: Layout; readonly bytes: number }>();
   readonly #accepted = new Set<string>(); // ids of known layouts that can be applied
@@ -38,7 +38,7 @@ export class Acceptance {
     /** Returns the reason that a layout cannot be applied; empty if it can. */
     readonly accepts: Accepts,
     readonly most: Most,
-    /** The required encryption; null for versions in the clear. */
+    /** The encryption that versions must have; null if they must not be encrypted. */
     readonly encryption: string | null = null,
   ) {}
 
@@ -59,7 +59,7 @@ export class Acceptance {
         const text = `the layout hashes to ${layout.id}, but ${announce.layout} was announced`;
         return ["layout-invalid", text];
       }
-      this.#keep(layout, bytes.length);
+      this.#store(layout, bytes.length);
       return null;
     } catch (error) {
       if (error instanceof TooManyNamesError) return ["too-large", `${error.message}; ${RAISE}`];
@@ -68,19 +68,20 @@ export class Acceptance {
     }
   }
 
-  /** The largest number of names in a layout, in proportion to `bytesMax`: names need memory. */
+  /** The most names of a layout, in proportion to `bytesMax`, since names need memory. */
   get #namesMax(): number {
     return Math.max(NAMES_GUARANTEED, Math.floor(this.most.bytesMax / NAME_COST));
   }
 
-  #keep(layout: Layout, bytes: number): void {
+  /** Store a layout, and evict the oldest ones if there are too many. */
+  #store(layout: Layout, bytes: number): void {
     this.#layouts.delete(layout.id);
     this.#layouts.set(layout.id, { layout, bytes });
-    let sum = [...this.#layouts.values()].reduce((all, one) => all + one.bytes, 0);
-    for (const [oldest, one] of this.#layouts) {
-      const many = this.#layouts.size > LAYOUTS_KEPT || sum > LAYOUTS_BYTES_KEPT;
-      if (!many || oldest === layout.id) break;
-      sum -= one.bytes;
+    let sum = [...this.#layouts.values()].reduce((all, stored) => all + stored.bytes, 0);
+    for (const [oldest, stored] of this.#layouts) {
+      const tooMany = this.#layouts.size > LAYOUTS_KEPT || sum > LAYOUTS_BYTES_KEPT;
+      if (!tooMany || oldest === layout.id) break;
+      sum -= stored.bytes;
       this.#layouts.delete(oldest);
       this.#accepted.delete(oldest);
     }
@@ -94,21 +95,21 @@ export class Acceptance {
       return ["too-large", `${text}: ${RAISE}`];
     }
     const text = `a layout of ${layout_bytes} bytes`;
-    const room = Math.max(bytesMax, LAYOUT_BYTES_GUARANTEED);
-    if (layout_bytes > PREFIX_BYTES + room) {
-      return ["too-large", `${text}; this worker accepts at most ${room}: ${RAISE}`];
+    const limit = Math.max(bytesMax, LAYOUT_BYTES_GUARANTEED);
+    if (layout_bytes > PREFIX_BYTES + limit) {
+      return ["too-large", `${text}; this worker accepts at most ${limit}: ${RAISE}`];
     }
     if (layout_bytes <= PREFIX_BYTES + layoutBytesMax) return null;
     const here = `of this worker's model none has more than ${layoutBytesMax}`;
     return ["too-large", `${text}; ${here}: do the names of its tensors differ?`];
   }
 
-  /** Return a fault if a version cannot be accepted; null if no reason is known yet. */
+  /** Return a fault if the version cannot be accepted; null if it can, or its layout is unknown. */
   fault(announce: Announce): Fault | null {
     const { encoding, encryption, nbytes, chunk_bytes } = announce; // W6
     if (encoding !== "raw" || encryption !== this.encryption) {
       const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`; // E1
-      return ["unsupported", `${what}; this worker takes raw, ${this.encryption ?? "none"}`];
+      return ["unsupported", `${what}; this worker accepts raw, ${this.encryption ?? "none"}`];
     }
     const excess = this.excess(announce);
     if (excess !== null) return excess;

@@ -1,9 +1,9 @@
 /**
- * The worker's loop. It owns the connections and the clock, passes frames to the machine, and
- * carries out the machine's effects. It runs on the event loop of the code that created it.
+ * Runs a worker on the event loop: owns the connections and the clock, passes received frames to
+ * the machine (`machine.ts`), and carries out the effects that the machine returns.
  */
 
-import { setImmediate as turned } from "node:timers/promises";
+import { setImmediate as nextTurn } from "node:timers/promises";
 import { type Control, control } from "./control.js";
 import type { Effect } from "./effects.js";
 import { controlDestination, dataDestination } from "./endpoints.js";
@@ -16,21 +16,21 @@ import { Names } from "./names.js";
 import { type Patching, patching } from "./patching.js";
 import { answers } from "./probe.js";
 import { Route } from "./route.js";
-import { inSlices, touched } from "./slices.js";
+import { inSlices, prefault } from "./slices.js";
 import { Subscription } from "./subscription.js";
 import { printable } from "./words.js";
 
 const TICK_MS = 100; // between two calls of `machine.tick`
 
 /**
- * The effects that the loop passes to its handlers: all except those for connections, memory and
- * decoding. Besides, changes of address.
+ * What the loop passes to its handlers: the machine's effects, except those for connections, memory
+ * and decoding, and changes of address.
  */
 export type Reported =
   | Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }>
   | Moved;
 
-/** The worker has changed over to another address. */
+/** The worker has left an address for another one. */
 export interface Moved {
   readonly do: "moved";
   readonly from: string;
@@ -40,13 +40,13 @@ export interface Moved {
   readonly exhausted: boolean;
 }
 
-/** A control address, and the keys for the publisher there; null without keys. */
+/** A control address, and the keys for the publisher at this address; null without keys. */
 export interface Site {
   readonly address: string;
   readonly keys: WorkerKeys | null;
 }
 
-/** A site, and what is known of the attempts to connect to it. */
+/** A site, with the outcomes of earlier attempts to connect to it. */
 interface Place extends Site {
   readonly handshakes: Handshakes;
   readonly names: Names;
@@ -59,16 +59,16 @@ export interface LoopHandlers {
 }
 
 export class WorkerLoop {
-  #control: Control | null = null; // null in the pause after a round of addresses
-  #visit = 0; // number of times that an address was dialled or left
+  #control: Control | null = null; // null in the pause after all addresses have failed
+  #visit = 0; // how often an address was dialled or left; handlers of an old visit do nothing
   readonly #route: Route;
   readonly #places: readonly Place[];
   readonly #subscription: Subscription;
   readonly #timer: NodeJS.Timeout;
   readonly #ending = new AbortController(); // ends probes
-  readonly #patches: Patching[] = []; // to be decoded; the first is in progress
+  readonly #patches: Patching[] = []; // to be decoded; the first is being decoded
   #closed = false;
-  #faults = 0; // internal errors that were not reported yet
+  #faults = 0; // internal errors since the last report
   #reportedAt = Number.NEGATIVE_INFINITY; // when a fault was last reported
 
   constructor(
@@ -90,8 +90,8 @@ export class WorkerLoop {
       message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
-    // The event loop runs timers before input. If user code has blocked it for long, the messages
-    // that arrived meanwhile must be read before the publisher is considered lost.
+    // The event loop runs timers before input. If user code has blocked the event loop for long, the
+    // messages that arrived meanwhile must be read before the publisher may be considered lost.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
   }
 
@@ -106,7 +106,7 @@ export class WorkerLoop {
           this.#connect(effect.endpoint, effect.ticket);
           break;
         case "redial":
-          if (this.#branches) this.#changeOver("its publisher is silent");
+          if (this.#hasAlternatives) this.#changeOver("its publisher is silent");
           else {
             this.#control?.redial();
             this.#subscription.redial();
@@ -114,7 +114,7 @@ export class WorkerLoop {
           break;
         case "refused":
           this.handlers.reported(effect);
-          if (this.#branches) this.#changeOver(`it refuses this worker (${effect.code})`);
+          if (this.#hasAlternatives) this.#changeOver(`it refuses this worker (${effect.code})`);
           break;
         case "joined":
           this.#route.joined(now());
@@ -124,7 +124,7 @@ export class WorkerLoop {
           this.#subscription.subscribe(effect.topic, effect.on);
           break;
         case "touch":
-          void inSlices(touched(effect.memory, effect.unused));
+          void inSlices(prefault(effect.memory, effect.unused));
           break;
         case "decode":
           if (this.#patches.push(effect.job) === 1) void this.#decode();
@@ -141,7 +141,7 @@ export class WorkerLoop {
     this.#stop();
   }
 
-  /** The address that the worker is with, or tries. */
+  /** The address to which the worker is connected, or tries to connect. */
   get address(): string {
     return this.#place.address;
   }
@@ -150,35 +150,34 @@ export class WorkerLoop {
     return this.#places[this.#route.present] as Place;
   }
 
-  /** Whether there is more than one address. */
-  get #branches(): boolean {
+  get #hasAlternatives(): boolean {
     return this.#places.length > 1;
   }
 
   // Addresses.
 
-  /** Connect to the present address. The handlers ignore a channel once the worker has left it. */
+  /** Connect to the present address. Once the worker leaves it, the channel's handlers do nothing. */
   #dial(): Control {
     const { machine } = this;
     const { address, keys, handshakes } = this.#place;
     const visit = ++this.#visit;
-    const here = () => visit === this.#visit;
+    const isCurrent = () => visit === this.#visit;
     const guarded = (effects: () => Effect[]) => {
-      if (here()) this.#guarded(effects);
+      if (isCurrent()) this.#guarded(effects);
     };
     return control(address, keys, machine.bytesMax, handshakes, {
       place: (header, size) =>
-        here() ? this.#guard(() => machine.placeControl(header, size), null) : null,
+        isCurrent() ? this.#guard(() => machine.placeControl(header, size), null) : null,
       message: (frames) => guarded(() => machine.receive(frames, now())),
       connected: () => guarded(() => machine.helloIfOutside(now())),
-      changed: () => here() && machine.changed(now()),
+      changed: () => isCurrent() && machine.changed(now()),
       shutOut: (why) => guarded(() => machine.shutOut(why, now())),
-      broke: (why) => here() && this.#branches && this.#changeOver(why),
-      ended: (error) => here() && this.#end(error),
+      broke: (why) => isCurrent() && this.#hasAlternatives && this.#changeOver(why),
+      ended: (error) => isCurrent() && this.#end(error),
     });
   }
 
-  /** End the session, if there is one, and go on to the next address. */
+  /** End the session, if there is one, and change over to the next address. */
   #changeOver(why: string): void {
     if (this.#closed) return;
     const from = this.address;
@@ -186,19 +185,20 @@ export class WorkerLoop {
     this.#move(from, why, wait > 0);
   }
 
-  /** Go from an address to the present one of the route, at once unless it `waits`. */
+  /** Leave the address `from` for the route's present address; if `waits`, dial it only later. */
   #move(from: string, why: string, waits: boolean): void {
-    const left = this.#control;
+    const old = this.#control;
     this.#visit += 1;
     this.#control = null;
-    left?.close();
+    old?.close();
     this.#subscription.close();
     this.machine.moved();
     this.handlers.reported({ do: "moved", from, to: this.address, why, exhausted: waits });
-    if (!waits) this.#arrive();
+    if (!waits) this.#tryAddress();
   }
 
-  #arrive(): void {
+  /** Dial the present address. If that throws, change over to the next address. */
+  #tryAddress(): void {
     try {
       this.#control = this.#dial();
     } catch (error) {
@@ -206,33 +206,30 @@ export class WorkerLoop {
     }
   }
 
-  /** Dial after the pause that follows a round, and probe the first address. */
-  #lookAround(): void {
-    if (this.#closed || !this.#branches) return;
-    if (this.#control === null && now() >= this.#route.movedAt) this.#arrive();
-    if (this.#route.probes(now())) void this.#probe();
+  /** Dial if the pause after a round of addresses is over. Probe the first address if that is due. */
+  #dialOrProbe(): void {
+    if (this.#closed || !this.#hasAlternatives) return;
+    if (this.#control === null && now() >= this.#route.movedAt) this.#tryAddress();
+    if (this.#route.startProbe(now())) void this.#probe();
   }
 
   async #probe(): Promise<void> {
     const destination = controlDestination((this.#places[0] as Site).address);
-    const found = await answers(destination, this.#ending.signal);
+    const answered = await answers(destination, this.#ending.signal);
     const from = this.address;
-    if (this.#closed || !this.#route.probed(found, now())) return;
+    if (this.#closed || !this.#route.probed(answered, now())) return;
     this.perform(this.machine.close()); // bye
     this.#move(from, "the first one answers again", false);
   }
 
-  /**
-   * Decode the queued patches one at a time: several at once would keep the event loop busy for too
-   * long.
-   */
+  /** Decode the queued patches one at a time: several at once would block the event loop too long. */
   async #decode(): Promise<void> {
     while (this.#patches.length > 0) {
-      await turned();
+      await nextTurn();
       const job = this.#patches[0] as Patching;
-      const begun = now();
+      const start = now();
       const fault = await inSlices(patching(job)).catch((error) => this.#fault(error));
-      const took = now() - begun;
+      const took = now() - start;
       this.#guarded(() => this.machine.decoded(job, fault, took, now()));
       this.#patches.shift();
     }
@@ -242,9 +239,9 @@ export class WorkerLoop {
     if (!this.#closed && !this.machine.inSession && this.#control?.connected) {
       this.#guarded(() => this.machine.helloIfOutside(now()));
     }
-    this.#lookAround();
+    this.#dialOrProbe();
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
-    // Tick last: if `tick` closes a connection, messages sent just after it would be lost.
+    // Tick last: messages that are sent just after `tick` has closed a connection would be lost.
     this.#guarded(() => this.machine.tick(now()));
     const text = this.#closed ? null : this.#place.names.poll(this.machine.inSession, now());
     if (text !== null) this.handlers.reported({ do: "notice", code: "unknown-host", text });
@@ -263,14 +260,12 @@ export class WorkerLoop {
     this.handlers.reported({ do: "notice", code: "no-data", text });
   }
 
-  /**
-   * Carry out the effects that `effects` returns, unless closed. Report an exception as a notice.
-   */
+  /** Carry out the effects that `effects` returns, unless closed. Report exceptions as notices. */
   #guarded(effects: () => Effect[]): void {
     if (!this.#closed) this.#guard(() => this.perform(effects()), undefined);
   }
 
-  /** Return the result of `work`, or `otherwise` if it throws: no message may end a worker. */
+  /** Return the result of `work`; `otherwise` if it throws, since no message may end a worker. */
   #guard<T>(work: () => T, otherwise: T): T {
     try {
       return work();
@@ -281,8 +276,8 @@ export class WorkerLoop {
   }
 
   /**
-   * Report an internal error to the user, at most once every `FAULT_MS` milliseconds. Return its
-   * text.
+   * Report an internal error to the user, at most once every `FAULT_MS` milliseconds. Return the
+   * text of the error.
    */
   #fault(error: unknown): string {
     const text = printable(error instanceof Error ? (error.stack ?? error.message) : `${error}`);

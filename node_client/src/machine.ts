@@ -1,10 +1,11 @@
 /**
- * The worker's state machine, without sockets or clocks.
+ * Runs the worker's state machine, without sockets or clocks: received messages and the time go in,
+ * effects (`effects.ts`) come out. Times are in milliseconds of any monotonic clock.
  *
- * The session of the worker has the state `outside` (no session) or `inside` (`SESSION_ARROWS`
- * of `phases.ts`; the state `probing` does not occur, since this worker opens no shared memory).
- * Inside, each message goes to the follower of its model (`follower.ts`). Outside, the worker keeps its staged and running versions and repeats `hello`,
- * so that it rejoins a publisher that restarts. Times are in milliseconds of any monotonic clock.
+ * The worker's session is `outside` or `inside` (`SESSION_ARROWS` of `phases.ts`; `probing` does not
+ * occur, since this worker opens no shared memory). Inside, each message is passed to the follower of
+ * its model (`follower.ts`). Outside, the worker keeps its staged and running versions, and repeats
+ * `hello`, so that it rejoins a publisher that restarts.
  */
 
 import { Ages } from "./ages.js";
@@ -55,11 +56,11 @@ export class WorkerMachine {
   #epoch = 0;
   #malformed = 0;
   readonly #ages = new Ages();
-  #data = "";
-  #subscribed = false;
-  #heardAt = 0;
+  #data = ""; // the publisher's data endpoint
+  #subscribed = false; // a published message has arrived in this session
+  #heardAt = 0; // when the last message of the session was received
   #helloAt = Number.NEGATIVE_INFINITY;
-  #unheardSince: number | null = null; // start of a session without a published message
+  #unheardSince: number | null = null; // start of the session; null once a published message arrives
   #answeredAt = 0; // when the last control message was received
   // When hello was sent or the control connection changed; null once a control message arrives.
   #unansweredSince: number | null = null;
@@ -72,7 +73,7 @@ export class WorkerMachine {
     readonly models: ReadonlyMap<string, Model>,
     readonly bytesMax: number,
     readonly timing: Timing,
-    /** Decrypts versions, with group keys from the encrypted control connection. */
+    /** Decrypts published messages; null if this worker has no keys. */
     readonly keyring: Keyring | null = null,
     /** Whether versions may be received as patches. */
     readonly patches = true,
@@ -91,7 +92,7 @@ export class WorkerMachine {
     return this.#epoch;
   }
 
-  /** Number of malformed messages, which were dropped. */
+  /** How many messages were dropped since they were malformed. */
   get malformed(): number {
     return this.#malformed;
   }
@@ -100,9 +101,9 @@ export class WorkerMachine {
     return this.#session === "inside";
   }
 
-  /** Apply a change to the session. Return false if its state has no transition for the change. */
-  #changeSession(change: SessionEvent): boolean {
-    const after = SESSION_ARROWS[this.#session][change];
+  /** Apply an event to the session. Return false if its state has no transition for the event. */
+  #changeSession(event: SessionEvent): boolean {
+    const after = SESSION_ARROWS[this.#session][event];
     this.#session = after ?? this.#session;
     return after !== undefined;
   }
@@ -119,7 +120,7 @@ export class WorkerMachine {
     if (!this.inSession) return [];
     const effects: Effect[] = [];
     if (!this.#subscribed) {
-      this.#subscribed = true; // the first message proves that the subscription is active: W18
+      this.#subscribed = true; // W18: the first message shows that the subscription is active
       this.#unheardSince = null;
       effects.push(reports.ping(now, this.#subscribed));
     }
@@ -128,10 +129,11 @@ export class WorkerMachine {
   }
 
   /**
-   * Return a lease to receive the payload of a published message, given its topic and header.
+   * Return a lease to receive the payload of a published message, given its topic and header in
+   * `frames`, and the payload's size.
    *
    * Return null if the payload is not wanted: the caller then drops the payload, and passes the
-   * message on with an empty one.
+   * message on with an empty payload.
    */
   place(frames: Frames, size: number): Lease | null {
     const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
@@ -146,11 +148,11 @@ export class WorkerMachine {
   }
 
   /**
-   * Return leased memory for the payload of a control message, given its header. Return null if the
+   * Return a lease to receive the payload of a control message, given the header. Return null if the
    * payload is not wanted.
    *
-   * The lease has separate memory, since a published chunk may be written into the version's
-   * buffer at the same time.
+   * The lease has memory of its own, since the same chunk may arrive as a published message, and
+   * is then written into the version's buffer, at the same time.
    */
   placeControl(header: Uint8Array, size: number): Lease | null {
     const message = this.inSession ? this.#decode([header, NO_BYTES], false)?.message : undefined;
@@ -174,8 +176,8 @@ export class WorkerMachine {
   }
 
   /**
-   * Return a published message, decrypted if there are keys; null if it must be ignored. With
-   * `counts`, a sealed message is accepted only once.
+   * Return a published message, decrypted if there are keys; null if it must be ignored. `counts`
+   * is as for `Keyring.published`.
    */
   #published(decoded: Decoded, counts = true): Decoded | null {
     return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
@@ -191,7 +193,7 @@ export class WorkerMachine {
     if (message.type === "ping") return [send({ type: "pong", token: message.token })]; // W18
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
-    if (!this.inSession || message.type === "sealed_message") return []; // cannot be opened
+    if (!this.inSession || message.type === "sealed_message") return []; // not decrypted: no keys
     // The publisher restarted, or the welcome was damaged: the next welcome has the right epoch.
     if (message.epoch !== this.#epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
@@ -202,23 +204,23 @@ export class WorkerMachine {
       return [];
     }
     const follower = this.followers.get(message.model);
-    const opened = follower && this.#opened(decoded);
-    return opened ? this.#completed(speak(follower, opened, now, pushed), now) : [];
+    const decrypted = follower && this.#decrypted(decoded);
+    return decrypted ? this.#completed(dispatch(follower, decrypted, now, pushed), now) : [];
   }
 
-  /** Add the effects on committed versions whose companions are here now. */
+  /** Append the effects on committed versions whose companions have become complete. */
   #completed(effects: readonly Effect[] | undefined, now: number): Effect[] {
     return [...(effects ?? []), ...this.#companions.complete(now)];
   }
 
   #answered({ token, models }: Pong, now: number): Effect[] {
     for (const follower of this.followers.values()) follower.planner.answered(token); // W12
-    return this.#hearOf(models, now);
+    return this.#noteLatest(models, now);
   }
 
   /**
-   * Whether a message is a pushed, sealed chunk of a version that is not arriving. The sender of
-   * such a chunk is not authenticated.
+   * Whether a message is a pushed, sealed chunk of a version that is not arriving. Only the transfer
+   * of an arriving version can authenticate the sender of a sealed chunk.
    */
   #isStray(message: PublisherMessage, pushed: boolean): boolean {
     if (!pushed || message.type !== "sealed_chunk") return false;
@@ -226,10 +228,10 @@ export class WorkerMachine {
   }
 
   /**
-   * Return a message about a model, with a sealed payload decrypted. Return null if the message
-   * must be ignored.
+   * Return a message about a model, with the payload of an announcement decrypted. Return null if
+   * the message must be ignored.
    */
-  #opened(decoded: Decoded): Decoded | null {
+  #decrypted(decoded: Decoded): Decoded | null {
     const { message, payloads } = decoded;
     if (isChunk(message)) {
       return (message.type === "sealed_chunk") === (this.keyring !== null) ? decoded : null; // E1
@@ -241,10 +243,12 @@ export class WorkerMachine {
     return payload && { message, payloads: [payload] }; // if null, the layout is fetched later
   }
 
-  /** Handle the latest version of each model, which a welcome or a pong names. */
-  #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
+  /** Handle the latest version of each model, as a welcome or a pong names it. */
+  #noteLatest(models: ReadonlyMap<string, number>, now: number): Effect[] {
     return [...models].flatMap(([model, version]) => {
-      return this.followers.get(model)?.planner.hearOf({ epoch: this.#epoch, version }, now) ?? [];
+      return (
+        this.followers.get(model)?.planner.noteLatest({ epoch: this.#epoch, version }, now) ?? []
+      );
     });
   }
 
@@ -276,7 +280,7 @@ export class WorkerMachine {
 
   // Joining.
 
-  /** The latest epoch of the bytes in the models. The worker joins no older publisher. */
+  /** The latest epoch of bytes in the models. The worker joins no publisher of an older epoch. */
   get appliedEpoch(): number {
     return Math.max(0, ...[...this.followers.values()].map((follower) => follower.epoch));
   }
@@ -290,7 +294,7 @@ export class WorkerMachine {
     const models = new Map<string, Running | null>();
     for (const [model, follower] of this.followers) models.set(model, follower.running);
     const epoch = this.appliedEpoch;
-    const age = this.#ages.of(epoch, now);
+    const age = this.#ages.ageOf(epoch, now);
     return [reports.hello(this.identity, models, epoch, age, this.patches)];
   }
 
@@ -301,12 +305,12 @@ export class WorkerMachine {
         `epoch ${this.appliedEpoch}: connect it to the newer publisher`;
       return [{ do: "refused", code: "stale-epoch", text }];
     }
-    this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
+    this.#ages.record(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
     const ticket = ticketOf(welcome);
     if (this.inSession && welcome.epoch === this.#epoch) {
       this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: a second hello
-      return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
+      return [...this.#dial(welcome, ticket), ...this.#noteLatest(welcome.models, now)];
     }
     this.#changeSession("welcomed"); // W28
     this.#epoch = welcome.epoch;
@@ -322,7 +326,7 @@ export class WorkerMachine {
     return effects;
   }
 
-  /** Connect to the data endpoint of a welcome if it has changed or there is a ticket to present. */
+  /** Connect to the data endpoint of a welcome if it has changed, or if the welcome has a ticket. */
   #dial({ data }: Welcome, ticket: string): Effect[] {
     if (ticket === "" && data === this.#data) return []; // K7
     this.#data = data;
@@ -346,20 +350,20 @@ export class WorkerMachine {
    * dead.
    *
    * TCP detects a dead connection late. Besides, ZeroMQ stops reconnecting once it has received
-   * anything that is not ZMTP: then it emits no more events, and no hello can be sent. While ZeroMQ
-   * is connecting, it emits events continuously, so that a long time without events means that it
-   * has stopped. The exception is a name lookup, which must not be interrupted.
+   * anything that is not ZMTP. While ZeroMQ is trying to connect, it emits events continuously
+   * (`changed`); so a long time without events means that it has stopped. A name lookup emits no
+   * events either, but must not be interrupted.
    */
-  #silent(now: number): boolean {
+  #isSilent(now: number): boolean {
     const { lostAfter, deafAfter } = this.timing;
     const since = this.#unansweredSince;
     if (since !== null && now - since >= lostAfter) return true;
-    // After a frame with a damaged length, the next messages are read as part of that frame.
+    // After a frame with a damaged length, further messages are taken for a part of that frame.
     const deaf = now - this.#answeredAt >= deafAfter; // W19
     return this.#session !== "outside" && (deaf || now - this.#heardAt >= lostAfter);
   }
 
-  /** Return the report to the user, once in a session, that no published messages arrive. */
+  /** Return, once per session, the notice to the user that no published messages arrive. */
   #unheard(now: number): Effect[] {
     if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
     this.#unheardSince = null; // W33
@@ -367,14 +371,14 @@ export class WorkerMachine {
   }
 
   /** End the session, if there is one, and reconnect. */
-  #callAgain(): Effect[] {
+  #reconnect(): Effect[] {
     const lost: Effect[] = this.#changeSession("silent") ? [{ do: "lost" }] : []; // W19
     this.#unansweredSince = null;
     this.#redialAt = Number.POSITIVE_INFINITY;
     return [...lost, { do: "redial" }];
   }
 
-  /** Handle a handshake that failed because of keys. Redial after `ping`: ZeroMQ may give up. */
+  /** Handle a handshake that failed because of keys. ZeroMQ may give up: redial after `ping` ms. */
   shutOut(why: string, now: number): Effect[] {
     if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
     this.#redialAt = now + this.timing.ping;
@@ -382,15 +386,12 @@ export class WorkerMachine {
     return [{ do: "refused", code: "keys", text: why }];
   }
 
-  /** Handle the loss of the data connection and of its ticket: `hello` requests a new ticket. */
+  /** Handle the loss of a data connection that needed a ticket: `hello` requests a new ticket. */
   withoutTicket(now: number): Effect[] {
     return this.inSession ? this.hello(now) : []; // K7
   }
 
-  /**
-   * Handle a change of the control address: the session ends, and what was known of the
-   * connections no longer holds. Versions stay.
-   */
+  /** Handle a change of the control address: end the session, and forget its connections' state. */
   moved(): void {
     this.#changeSession("silent");
     this.#helloAt = Number.NEGATIVE_INFINITY;
@@ -399,7 +400,7 @@ export class WorkerMachine {
     this.#data = "";
   }
 
-  /** Record that the control connection opened or broke, or an attempt started or failed. */
+  /** Record that the control connection has opened or broken, or an attempt has started or failed. */
   changed(now: number): void {
     this.#unansweredSince = now;
   }
@@ -407,14 +408,14 @@ export class WorkerMachine {
   /**
    * Return `hello` if there is no session.
    *
-   * The loop calls this when the control channel connects, and at each tick outside a session
-   * while it is connected.
+   * The loop calls this method when the control channel connects, and then at each tick until a
+   * session begins.
    */
   helloIfOutside(now: number): Effect[] {
     return this.#session === "outside" ? this.hello(now) : [];
   }
 
-  /** Return `bye`, even without a session: the publisher may have received a hello already. */
+  /** Return `bye`, also without a session, since the publisher may have received a hello. */
   close(): Effect[] {
     return [send({ type: "bye" })]; // W22
   }
@@ -437,14 +438,14 @@ export class WorkerMachine {
   }
 
   /** Start to apply the ready version of a model and return it; null if there is none. */
-  taken(model: string): StagedVersion | null {
-    return this.followers.get(model)?.taken() ?? null;
+  takeReady(model: string): StagedVersion | null {
+    return this.followers.get(model)?.takeReady() ?? null;
   }
 
   /**
-   * Handle the success of an apply: the version is the running one from now on. `kept` is true if
-   * the user continues to use the version's memory. `note` is a text for the publisher about values
-   * that became infinite.
+   * Handle the success of an apply: the version is the running version from now on. `kept` is true
+   * if the user keeps the version's memory. `note` is a text for the publisher on values that became
+   * infinite.
    */
   applied(model: string, now: number, kept = false, note = ""): Effect[] {
     return this.#completed(this.followers.get(model)?.applied(now, kept, note), now);
@@ -452,15 +453,15 @@ export class WorkerMachine {
 
   /**
    * Handle the failure of an apply. `intact` is true if the previous version still runs; otherwise no
-   * version runs. `kept` is true if the user continues to use the version's memory.
+   * version runs. `kept` is true if the user keeps the version's memory.
    */
   failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
     return this.#completed(this.followers.get(model)?.failed(text, now, intact, kept), now);
   }
 
   /**
-   * Handle a version that was not applied because a companion failed. `again` is true if it can be
-   * applied once the companion can. The user gets no report.
+   * Handle a version that was not applied because a companion failed. `again` is true if the version
+   * is to be received again, together with the companion. The user gets no report.
    */
   failedBeside(
     model: string,
@@ -475,8 +476,8 @@ export class WorkerMachine {
   }
 
   /**
-   * Handle the result of decoding a patch. `fault` is the reason that the patch is unusable, or
-   * empty. `took` is the duration in milliseconds.
+   * Handle the result of decoding a patch. `fault` is the reason that the patch is unusable; empty
+   * if it is usable. `took` is the duration of the decoding in milliseconds.
    */
   decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     return this.#completed(this.followers.get(job.model)?.decoded(job, fault, took, now), now);
@@ -486,14 +487,14 @@ export class WorkerMachine {
 
   /** Return the effects that are due: retries, pings, repeated reports. */
   tick(now: number): Effect[] {
-    const lacking = this.keyring?.lacks(now) ?? false; // keys expire outside a session, too
-    if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
+    const lacksKey = this.keyring?.lacks(now) ?? false; // keys expire outside a session, too
+    if (this.#isSilent(now) || now >= this.#redialAt) return this.#reconnect();
     if (!this.inSession) return [];
     const followers = [...this.followers.values()];
     const due = followers.flatMap((follower) => follower.tick(now));
     const effects = [...this.#completed(due, now), ...this.#unheard(now)];
-    const elsewhere = this.appliedEpoch > this.#epoch; // a late apply, from a later publisher (W3)
-    if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: welcome has the key
+    const outdated = this.appliedEpoch > this.#epoch; // W3: an apply of a later epoch has ended
+    if (lacksKey || outdated) effects.push(...this.hello(now)); // E6: welcome has the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
     effects.push(reports.ping(now, this.#subscribed));
@@ -511,7 +512,7 @@ function isChunk(message?: PublisherMessage | null): message is Chunk | SealedCh
 }
 
 /** Pass a message to the follower of its model. */
-function speak(
+function dispatch(
   follower: Follower,
   { message: decoded, payloads }: Decoded,
   now: number,
@@ -522,7 +523,7 @@ function speak(
     case "announce":
       return message.whole === null
         ? follower.announced(message, payloads[0], now, pushed)
-        : speakWhole(follower, message, payloads[0] ?? NO_BYTES, now);
+        : dispatchWhole(follower, message, payloads[0] ?? NO_BYTES, now);
     case "chunk":
     case "sealed_chunk":
       return follower.chunk(message, payloads[0] ?? NO_BYTES, now, pushed);
@@ -535,10 +536,10 @@ function speak(
     case "rename":
       return follower.renamed(message, now);
     case "beacon":
-      return follower.planner.hearOf(message, now);
+      return follower.planner.noteLatest(message, now);
     case "piece":
     case "checksums":
-      return []; // this worker does not name the feature `parts`
+      return []; // only workers with the feature `parts` need these
   }
 }
 
@@ -546,7 +547,7 @@ function speak(
  * Process an announcement that contains the whole version as if three messages had arrived: a
  * pushed announcement, one chunk, and `end`.
  */
-function speakWhole(
+function dispatchWhole(
   follower: Follower,
   announce: Announce,
   payload: Uint8Array,

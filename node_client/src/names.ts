@@ -1,13 +1,13 @@
 /**
- * Reports that the publisher's host name has no address, while no connection succeeds.
+ * Finds out, while there is no session, whether the publisher's host name has no address.
  *
- * ZeroMQ does not report a failed name lookup, so this module looks up the name again.
+ * ZeroMQ does not report a failed name lookup, so this module looks up the name itself.
  */
 
 import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 
-const PATIENCE_MS = 2_000; // without a session before the first lookup
+const PATIENCE_MS = 2_000; // without a session, before the first lookup; then for each lookup
 const AGAIN_MS = 1_000; // between two lookups
 const NEWS_MS = 60_000; // between two reports
 
@@ -16,10 +16,10 @@ export type Resolve = (host: string) => Promise<unknown>;
 export class Names {
   readonly #host: string;
   readonly #resolve: Resolve;
-  #since: number | null = null; // start of the time without a session
-  #asked = false; // a lookup is in progress
-  #why: string | null = null; // error of the last lookup; null after success or before the first
-  #due = 0;
+  #since: number | null = null; // since when there is no session
+  #pending = false; // a lookup is in progress
+  #why: string | null = null; // error of the last lookup; null if it succeeded, or there was none
+  #due = 0; // when the next lookup may start
   #reportedAt = Number.NEGATIVE_INFINITY;
 
   constructor(address: string, resolve: Resolve = lookup) {
@@ -41,8 +41,8 @@ export class Names {
     }
     this.#since ??= now;
     if (now < this.#since + PATIENCE_MS) return null;
-    if (!this.#asked && now >= this.#due) this.#ask(now);
-    const silent = this.#asked && now >= this.#due - AGAIN_MS + PATIENCE_MS;
+    if (!this.#pending && now >= this.#due) this.#lookUp(now);
+    const silent = this.#pending && now >= this.#due - AGAIN_MS + PATIENCE_MS;
     const why = silent ? "its name server does not answer" : this.#why;
     if (why === null || now < this.#reportedAt + NEWS_MS) return null;
     this.#reportedAt = now;
@@ -52,11 +52,11 @@ export class Names {
     );
   }
 
-  #ask(now: number): void {
-    this.#asked = true;
+  #lookUp(now: number): void {
+    this.#pending = true;
     this.#due = now + AGAIN_MS;
     const answered = (why: string | null) => {
-      this.#asked = false;
+      this.#pending = false;
       this.#why = why;
     };
     this.#resolve(this.#host).then(

@@ -2,9 +2,9 @@
  * Decodes patches (encoding `delta-1`), which turn one version into another of the same layout.
  *
  * `docs/DELTA.md` at the root of the repository defines the format. A patch is checked completely
- * against its base before anything is written. Changes decoded for the check are kept for writing,
- * up to a limit; the rest is decoded twice. Generators do long work in steps of at most a few
- * milliseconds.
+ * against its base before anything is written. To check it, its changes are decoded; they are kept
+ * for writing up to a limit, and changes beyond the limit are decoded again. Generators do long work
+ * in steps of at most a few milliseconds.
  */
 
 import { digesting } from "./checksum.js";
@@ -27,7 +27,7 @@ const MAGIC = "WBDELTA1";
 const HEADER_BYTES = 120;
 const GROUP_BLOCKS = 16;
 const ENTRY_BYTES_MAX = 4;
-const KEPT = 8; // changes are kept up to 1/KEPT of the data section's size
+const KEPT = 8; // decoded changes are kept up to 1/KEPT of the data section's size
 const KINDS: Partial<Record<Dtype, Kind>> = {
   BF16: "BF16",
   F16: "F16",
@@ -54,29 +54,29 @@ interface Part {
 }
 
 /** Return one block for each run of adjacent tensors of one dtype. */
-function stretches(layout: Layout): Block[] {
-  const found: Block[] = [];
-  let before: Dtype | undefined;
+function runsOf(layout: Layout): Block[] {
+  const runs: Block[] = [];
+  let previous: Dtype | undefined;
   for (const { dtype, begin, end } of layout.tensors) {
     if (begin === end) continue;
-    const last = dtype === before ? found.pop() : undefined;
+    const last = dtype === previous ? runs.pop() : undefined;
     const width = Math.max(BITS[dtype] >> 3, 1);
-    found.push({ begin: last?.begin ?? begin, end, width, kind: KINDS[dtype] ?? "plain" });
-    before = dtype;
+    runs.push({ begin: last?.begin ?? begin, end, width, kind: KINDS[dtype] ?? "plain" });
+    previous = dtype;
   }
-  return found;
+  return runs;
 }
 
-/** Yield a block in parts of `elements` elements. The last part may be shorter. */
-function* cut(whole: Block, elements: number): Generator<Block> {
+/** Split a block into blocks of `elements` elements. The last block may be shorter. */
+function* split(whole: Block, elements: number): Generator<Block> {
   const step = elements * whole.width;
   for (let begin = whole.begin; begin < whole.end; begin += step) {
     yield { ...whole, begin, end: Math.min(begin + step, whole.end) };
   }
 }
 
-/** Return the result of `work`. If it throws a PatchError, add the block's position to the text. */
-function within<T>(block: Block, work: () => T): T {
+/** Return the result of `work`. If it throws a PatchError, add the block's offset to the text. */
+function forBlock<T>(block: Block, work: () => T): T {
   try {
     return work();
   } catch (error) {
@@ -92,9 +92,11 @@ function inBlock(block: Block, error: unknown): unknown {
 export class Patch {
   readonly layoutId: string;
   readonly nbytes: number;
-  /** The chunk size for both digests. */
+  /** The chunk size of both digests. */
   readonly chunkBytes: number;
+  /** The digest of the base. */
   readonly base: string;
+  /** The digest of the target. */
   readonly target: string;
   readonly #data: Buffer;
   #at = HEADER_BYTES;
@@ -148,9 +150,9 @@ export class Patch {
   *#read(): Generator<void, Part[]> {
     this.#at = HEADER_BYTES;
     const parts: Part[] = [];
-    for (const stretch of stretches(this.layout)) {
-      for (const group of cut(stretch, GROUP_BLOCKS * BLOCK_ELEMENTS)) {
-        parts.push(...this.#readGroup([...cut(group, BLOCK_ELEMENTS)]));
+    for (const run of runsOf(this.layout)) {
+      for (const group of split(run, GROUP_BLOCKS * BLOCK_ELEMENTS)) {
+        parts.push(...this.#readGroup([...split(group, BLOCK_ELEMENTS)]));
         yield;
       }
     }
@@ -161,11 +163,11 @@ export class Patch {
 
   #readGroup(blocks: readonly Block[]): Part[] {
     const parts: Part[] = [];
-    const entries = blocks.map((block) => within(block, () => this.#readEntry(block)));
+    const entries = blocks.map((block) => forBlock(block, () => this.#readEntry(block)));
     const [first] = blocks;
     let table: Table | undefined;
     if (first !== undefined && entries.some(({ mode }) => mode === "steps")) {
-      table = within(first, () => readTable(this.#data.subarray(this.#at), first.kind));
+      table = forBlock(first, () => readTable(this.#data.subarray(this.#at), first.kind));
       this.#at += table.nbytes;
     }
     for (const { block, mode, size } of entries) {
@@ -181,12 +183,12 @@ export class Patch {
 
   #readEntry(block: Block): { block: Block; mode: Mode; size: number } {
     let value = 0;
-    for (let place = 0; place < ENTRY_BYTES_MAX; place++) {
+    for (let index = 0; index < ENTRY_BYTES_MAX; index++) {
       const byte = this.#data[this.#at];
       if (byte === undefined) throw new PatchError("the patch ends in its entry");
       this.#at += 1;
-      value |= (byte & 127) << (7 * place);
-      if (byte === 0 && place > 0) throw new PatchError("its entry is longer than it need be");
+      value |= (byte & 127) << (7 * index);
+      if (byte === 0 && index > 0) throw new PatchError("its entry is longer than it need be");
       if (byte > 127) continue;
       const mode = MODES[value & 3] as Mode;
       const size = value >> 2;
@@ -197,17 +199,17 @@ export class Patch {
   }
 
   /**
-   * Change `data` from the base to the target. If `data` is not the base, or a block is malformed,
-   * `data` is unchanged. If the result is not the target, `data` must not be used.
+   * Change `data` from the base to the target.
    *
    * @param digest - the digest of `data`, if it is known.
-   * @throws PatchError - in each of these cases.
+   * @throws PatchError - if `data` is not the base, or a block is malformed: `data` is unchanged.
+   * Also if the result is not the target: `data` must not be used.
    */
   apply(data: Uint8Array, digest?: string): void {
     atOnce(this.steps(data, data, digest));
   }
 
-  /** Do what `apply` does in short steps. `out` is other memory, or the same as `base`. */
+  /** Do the same as `apply` in short steps, from `base` to `out`, which may be the same memory. */
   *steps(base: Uint8Array, out: Uint8Array, digest?: string): Generator<void> {
     const found = digest ?? (yield* digesting(this.layoutId, this.chunkBytes, base));
     if (found !== this.base) {
@@ -216,17 +218,17 @@ export class Patch {
       );
     }
     yield* this.#change(base, out);
-    const made = yield* digesting(this.layoutId, this.chunkBytes, out);
-    if (made === this.target) return;
+    const result = yield* digesting(this.layoutId, this.chunkBytes, out);
+    if (result === this.target) return;
     throw new PatchError(
-      `the patch leads to ${made.slice(0, 12)}, and says ${this.target.slice(0, 12)}`,
+      `the patch leads to ${result.slice(0, 12)}, but names ${this.target.slice(0, 12)}`,
     );
   }
 
   /**
-   * Change all blocks in place, without a check of the digests.
+   * Change all blocks in place, without checking the digests.
    *
-   * @throws PatchError - if a block is malformed. No byte has changed then.
+   * @throws PatchError - if a block is malformed: no byte has changed.
    */
   put(data: Uint8Array): void {
     atOnce(this.#change(data, data));
@@ -239,15 +241,15 @@ export class Patch {
     const parts = yield* this.#read();
     const reader = new StepReader();
     const changes = new Changes();
-    const kept: Changes[] = []; // of the first parts, each of exact size: growing is slow
-    let room = base.length / KEPT;
+    const kept: Changes[] = []; // of the first parts, each of exact size, since growing is slow
+    let budget = base.length / KEPT;
     for (const part of parts) {
       yield* decode(part, base, reader, changes);
-      room -= changes.nbytes;
-      if (room >= 0) kept.push(changes.copy());
+      budget -= changes.nbytes;
+      if (budget >= 0) kept.push(changes.copy());
       yield;
     }
-    yield* copied(base, out);
+    yield* copy(base, out);
     for (const [index, part] of parts.entries()) {
       if (kept[index] === undefined) yield* decode(part, out, reader, changes);
       write(part, out, kept[index] ?? changes);
@@ -257,7 +259,7 @@ export class Patch {
 }
 
 /** Copy bytes, unless source and destination are the same. */
-function* copied(from: Uint8Array, to: Uint8Array): Generator<void> {
+function* copy(from: Uint8Array, to: Uint8Array): Generator<void> {
   if (from === to) return;
   for (const [begin, end] of pieces(0, from.length)) {
     to.set(from.subarray(begin, end), begin);
@@ -267,7 +269,7 @@ function* copied(from: Uint8Array, to: Uint8Array): Generator<void> {
 
 function checkSize(block: Block, mode: Mode, size: number): void {
   if (mode === "steps" && block.kind === "plain") {
-    throw new PatchError("it has steps, but not elements of 16 bits");
+    throw new PatchError("it has steps, but its elements are not numbers of 16 bits");
   }
   const nbytes = block.end - block.begin;
   const least = mode === "unchanged" ? 0 : mode === "raw" ? nbytes : 1;
@@ -276,7 +278,7 @@ function checkSize(block: Block, mode: Mode, size: number): void {
   throw new PatchError(`its body has ${size} bytes; ${least} to ${most} are allowed`);
 }
 
-/** Decode the changes of a block. */
+/** Decode the changes of a block into `changes`. */
 function* decode(
   { block, mode, body, table }: Part,
   data: Uint8Array,

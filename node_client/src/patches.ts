@@ -1,10 +1,9 @@
 /**
- * Chooses the patch by which a version is received, if one fits, and falls back to the whole
- * version.
+ * Chooses a patch that turns the running version into the announced one, if one is offered, and
+ * fetches the whole version if the patch turns out to be unusable.
  *
- * A patch builds on exactly the bytes of the running version. It is received into its own memory,
- * and the result is checked against the digest like any version. If a patch is unusable, the whole
- * version is fetched instead. The running version does not change meanwhile.
+ * A patch is received into memory of its own, and decoded into the new version's buffer. The result
+ * is checked against the digest like any version. The running version does not change meanwhile.
  */
 
 import type { Effect } from "./effects.js";
@@ -19,7 +18,7 @@ import type { VersionEntry, VersionStore } from "./version_store.js";
 
 /** The patches of one model. */
 export class Patches {
-  #listens = false; // subscribed to chunks of patches instead of versions
+  #ofPatches = false; // whether `topic` is that of patches, instead of whole versions
 
   constructor(
     readonly model: string,
@@ -32,16 +31,16 @@ export class Patches {
 
   /** The topic of the chunks that this worker receives by push. */
   get topic(): string {
-    return this.#listens ? patchTopic(this.model) : dataTopic(this.model);
+    return this.#ofPatches ? patchTopic(this.model) : dataTopic(this.model);
   }
 
   /**
-   * Subscribe to the chunks of patches if the transfer receives a patch, otherwise to those of
-   * whole versions, unless the worker is catching up.
+   * Subscribe to the pushed chunks of patches if the transfer receives a patch, otherwise to those
+   * of whole versions. While the worker is catching up, only set `topic`.
    */
   listen({ patch }: Transfer): Effect[] {
     const before = this.topic; // D7
-    this.#listens = patch !== null;
+    this.#ofPatches = patch !== null;
     if (this.topic === before || this.versions.mode === "catching-up") return [];
     return [
       { do: "subscribe", topic: before, on: false },
@@ -54,14 +53,14 @@ export class Patches {
     const { announce } = entry; // D4
     if (!this.accepted || announce.patches.length === 0) return this.#whole(entry, now);
     const base = this.#base(announce.layout);
-    const patch = base && announce.patches.find((one) => buildsOn(one, base.running));
+    const patch = base && announce.patches.find((offered) => buildsOn(offered, base.running));
     if (!patch || patch.nbytes > announce.nbytes)
       return this.#whole(entry, now, this.#unfit(entry));
     try {
-      const room = new Uint8Array(patch.nbytes);
+      const memory = new Uint8Array(patch.nbytes);
       const by = { patch, base };
-      const transfer = new Transfer(announce, room, now, this.timing, this.keyring, by);
-      if (patch !== announce.patches[0]) transfer.pull(); // only the first one is pushed
+      const transfer = new Transfer(announce, memory, now, this.timing, this.keyring, by);
+      if (patch !== announce.patches[0]) transfer.pull(); // only the first patch is pushed
       return transfer;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
@@ -76,6 +75,7 @@ export class Patches {
     return runs && base.layout.id === layout ? base : null;
   }
 
+  /** Return the reason that no offered patch can be used. */
   #unfit({ announce }: VersionEntry): string {
     const runs = this.versions.inPhase("running");
     const here = runs ? `version ${runs.version} of epoch ${runs.epoch} runs` : "nothing runs";
@@ -84,19 +84,20 @@ export class Patches {
     return `${here} here${kept}; there are patches on ${offered}`;
   }
 
+  /** Return a transfer of the whole version. `why` is the reason that no patch is used. */
   #whole({ announce, buffer }: VersionEntry, now: number, why = ""): Transfer {
     const memory = buffer as Uint8Array;
     const unpatched = asText(why, LABEL_MAX);
     return new Transfer(announce, memory, now, this.timing, this.keyring, null, unpatched);
   }
 
-  /** Start to decode a complete patch, unless it is being decoded. */
+  /** Start to decode a complete patch, unless its decoding has started already. */
   decode({ transfer, buffer }: VersionEntry): Effect[] {
     const job = transfer.decode(buffer as Uint8Array); // D5
     return job === null ? [] : [{ do: "decode", job }];
   }
 
-  /** Handle a refusal: the publisher no longer has the requested patch, or never had it. */
+  /** Handle a refusal: the publisher does not have the requested patch. */
   refused(refuse: Refuse, now: number): Effect[] {
     const entry = this.versions.find(refuse, "arriving"); // D8
     if (entry === null || entry.transfer.patch === null || entry.transfer.arrival === "decoded")

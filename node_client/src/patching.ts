@@ -1,4 +1,4 @@
-/** Decodes a patch into its version in steps. The event loop runs between the steps. */
+/** Decodes a received patch into a version's buffer, in steps between which the job may be ended. */
 
 import { PatchError } from "./errors.js";
 import { Patch } from "./patch.js";
@@ -21,7 +21,7 @@ export class Patching {
     readonly digest: string,
   ) {}
 
-  /** False after `end`: then the buffer may have another use. */
+  /** False after `end`: the buffer may then be in use for another version. */
   get live(): boolean {
     return this.#live;
   }
@@ -32,9 +32,7 @@ export class Patching {
   }
 }
 
-/**
- * Decode a patch in short steps. Return an empty string, or the reason that it is unusable. (D5)
- */
+/** Decode a patch in short steps. Return the reason that it is unusable; empty if it is usable. (D5) */
 export function* patching(job: Patching): Generator<void, string> {
   const { base, buffer, digest } = job;
   if (!job.live) return UNWANTED;
@@ -46,7 +44,8 @@ export function* patching(job: Patching): Generator<void, string> {
     for (const _ of patch.steps(base.data, buffer)) {
       yield;
       if (!job.live) return UNWANTED;
-      if (base.data.length < buffer.length) return "the memory of what runs was transferred";
+      if (base.data.length < buffer.length)
+        return "the user transferred the running version's memory";
     }
     return "";
   } catch (error) {

@@ -1,4 +1,4 @@
-/** Finds out whether a publisher answers at an address, without joining it. */
+/** Finds out whether a publisher answers at an address, without joining that publisher. */
 
 import { connect } from "node:net";
 import type { Destination } from "./endpoints.js";
@@ -6,8 +6,8 @@ import { PROBE_MS } from "./limits.js";
 import { SIGNATURE } from "./zmtp.js";
 
 /**
- * Return whether a ZMTP peer greets at an address, within `PROBE_MS`. Nothing but the beginning of
- * the greeting is exchanged.
+ * Return whether a peer at an address begins a ZMTP greeting within `PROBE_MS`. Only the beginning
+ * of the greeting is exchanged.
  */
 export function answers(destination: Destination, signal: AbortSignal): Promise<boolean> {
   return new Promise((resolve) => {

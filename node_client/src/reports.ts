@@ -1,4 +1,4 @@
-/** Builds the worker's messages: hello, fetches, and the reports that each ping repeats. (W17) */
+/** Builds the worker's messages: hello, fetches, pings, and reports on versions. (W17) */
 
 import { type Effect, send } from "./effects.js";
 import { COMPANIONS, DELTA, type Failed, type Hello, RENAMING, type Running } from "./messages.js";
@@ -8,7 +8,7 @@ import type { VersionEntry, VersionStore } from "./version_store.js";
 /** The fields of `hello` that identify a worker. */
 export type Identity = Pick<Hello, "name" | "instance" | "client" | "host" | "pid">;
 
-// Without the features of W34 and W35.
+// This worker lacks the features of W34 and W35.
 const FEATURES = [RENAMING, COMPANIONS]; // W25, C2
 const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
@@ -27,7 +27,7 @@ export function hello(
   return send({ type: "hello", ...identity, models, epoch, age_ms, features });
 }
 
-/** Return the reports on all versions of a model, with the last failure. */
+/** Return the current reports on all versions of a model, and `failure`, that on the last failure. */
 export function standing(
   model: string,
   versions: VersionStore,
@@ -55,42 +55,36 @@ export function fetches(transfer: Transfer, now: number): Effect[] {
   });
 }
 
-/** Return a report of progress. */
-export function progress(
-  model: string,
-  { epoch, version, phase: at, transfer }: VersionEntry,
-): Effect {
-  const arriving = at === "arriving" ? transfer : null;
-  const phase = arriving ? "receiving" : at === "applying" ? at : "staged";
+/** Return the report on the progress of a version. */
+export function progress(model: string, entry: VersionEntry): Effect {
+  const { epoch, version } = entry;
+  const arriving = entry.phase === "arriving" ? entry.transfer : null;
+  const phase = arriving ? "receiving" : entry.phase === "applying" ? entry.phase : "staged";
   const [chunks, patch] = [arriving?.here ?? 0, arriving?.patch ?? undefined];
   return send({ type: "progress", model, epoch, version, chunks, phase, patch });
 }
 
-/** Return a `staged` message for each version whose publisher requires one. */
-export function staged(model: string, some: readonly VersionEntry[]): Effect[] {
-  const due = some.map((entry) => entry.staged).filter(({ sayStaged }) => sayStaged); // W14
+/** Return a `staged` message for each of these versions whose publisher requires one. */
+export function staged(model: string, entries: readonly VersionEntry[]): Effect[] {
+  const due = entries.map((entry) => entry.staged).filter(({ reportStaged }) => reportStaged); // W14
   return due.map(({ epoch, version, digest, patch }) =>
     send({ type: "staged", model, epoch, version, digest, patch: patch ?? undefined }),
   );
 }
 
 /** Return `applied` for the running version, with the patch by which the version was received. */
-export function applied(
-  model: string,
-  { running, staged: came, note: remark }: VersionEntry,
-): Effect {
-  const patch = came.patch ?? undefined; // D11
-  const decode_us = came.decodeUs || undefined;
-  const note = remark || undefined;
-  return send({ type: "applied", model, ...running, patch, decode_us, note });
+export function applied(model: string, { running, staged, note }: VersionEntry): Effect {
+  const patch = staged.patch ?? undefined; // D11
+  const decode_us = staged.decodeUs || undefined;
+  return send({ type: "applied", model, ...running, patch, decode_us, note: note || undefined });
 }
 
-/** Return `failed` for a version. `torn` means that no version runs. */
+/** Return `failed` for a version. If `torn` is true, no version runs. */
 export function failed(failure: Failed, torn: boolean): Effect {
   return send({ ...failure, intact: !torn }); // W24
 }
 
-/** Return a ping. Its token is the time; the pong has the same token. (W12, W18) */
+/** Return a ping, whose token is the time. The publisher's pong repeats the token. (W12, W18) */
 export function ping(now: number, subscribed: boolean): Effect {
   return send({ type: "ping", token: Math.floor(now), subscribed });
 }

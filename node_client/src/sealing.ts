@@ -1,12 +1,12 @@
 /**
- * Decrypts data that the publisher sealed once for all workers that have the group key. (E2, E3)
+ * Decrypts data that the publisher encrypted once for all workers that have the group key. (E2, E3)
  *
  * The encryption is AES-256-GCM. HKDF-SHA256 derives a key for each version from the group key and
- * the fields that identify the version and its encoding. A nonce is a purpose and an index, and is
- * used for only one text. Published messages other than chunks have a separate key, and a rising
- * count in the nonce.
+ * the fields that identify the version and its encoding. A nonce consists of a purpose and an index,
+ * and is used only once per key. Published messages other than chunks have a separate key, and a
+ * rising count as the index of the nonce.
  *
- *     group key ──> id                              which group key it was
+ *     group key ──> id                              names the group key in messages
  *               ├─> key of messages ──> nonce: MESSAGE, count
  *               └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
  */
@@ -19,15 +19,15 @@ const SALT = "weightbus 1";
 const KEY_BYTES = 32;
 const ID_BYTES = 8;
 const TAG_BYTES = 16;
-// Bytes decrypted at once: few enough to be in the cache for the checksum, and below the 128 KiB
-// above which malloc may map and unmap memory for each piece.
+// Bytes decrypted at once: few enough to stay in the cache until the checksum is computed, and below
+// the 128 KiB above which malloc may map and unmap memory for each piece.
 const PIECE_BYTES = 2 ** 16;
 
 /** The purpose part of a nonce. */
 export type Purpose = 1 | 2 | 3;
 export const [CHUNK, LAYOUT, MESSAGE] = [1, 2, 3] as const;
 
-/** Identifies a version in one encoding. */
+/** The fields that identify a version in one encoding, and its sizes. */
 export interface Subject {
   readonly model: string;
   readonly epoch: number;
@@ -36,7 +36,7 @@ export interface Subject {
   readonly nbytes: number;
   readonly chunk_bytes: number;
   readonly encoding: string;
-  /** Epoch and version of the base that the encoding builds on. */
+  /** Epoch and version of a patch's base; omitted for a whole version. */
   readonly base?: readonly [epoch: number, version: number];
 }
 
@@ -53,7 +53,7 @@ export class GroupKey {
     this.messageKey = this.#derived("messages");
   }
 
-  /** Return the key that encrypts the chunks of a version, given its `namesOf`. */
+  /** Return the key that encrypts the chunks of a version, given the version's `namesOf`. */
   versionKey(names: Uint8Array): Buffer {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }
@@ -80,7 +80,7 @@ export function namesOf({ model, encoding, epoch, version, base = [0, 0] }: Subj
   return Buffer.concat([text(model), text(encoding), ...numbers]);
 }
 
-/** Return the associated data of a payload of `size` bytes. */
+/** Return the associated data that authenticates a payload of `size` bytes. */
 export function associatedOf(of: Subject, purpose: Purpose, index: number, size: number): Buffer {
   const sizes = [index, size, of.nbytes, of.chunk_bytes].map(u64);
   return Buffer.concat([namesOf(of), u32(purpose), ...sizes]);
@@ -110,7 +110,7 @@ function u64(value: number): Buffer {
 
 /**
  * Free memory at once. Otherwise the garbage collector stops the event loop several times per
- * version, and for longer on a busy host.
+ * version, for longer on a busy host.
  */
 function release({ buffer, byteLength }: Uint8Array): void {
   if (buffer instanceof ArrayBuffer && buffer.byteLength === byteLength) buffer.transfer(0);
@@ -119,7 +119,7 @@ function release({ buffer, byteLength }: Uint8Array): void {
 /**
  * Decrypts one sealed payload, piece by piece, as the payload arrives.
  *
- * The decrypted bytes must not be trusted before `proves` has returned true.
+ * The decrypted bytes must not be trusted before `isAuthentic` has returned true.
  */
 export class Opening {
   readonly #decipher: DecipherGCM;
@@ -139,8 +139,8 @@ export class Opening {
     }
   }
 
-  /** Whether the complete payload is authentic. */
-  proves(): boolean {
+  /** Whether the payload, once it is decrypted completely, is authentic. Call this once. */
+  isAuthentic(): boolean {
     try {
       this.#decipher.final();
       return true;
@@ -153,10 +153,10 @@ export class Opening {
   decrypt(sealed: Uint8Array, to: Uint8Array): number | null {
     let crc = 0;
     for (let begin = 0; begin < sealed.length; begin += PIECE_BYTES) {
-      const place = to.subarray(begin, begin + PIECE_BYTES);
-      this.decryptNext(sealed.subarray(begin, begin + PIECE_BYTES), place);
-      crc = crc32c(place, crc);
+      const plain = to.subarray(begin, begin + PIECE_BYTES);
+      this.decryptNext(sealed.subarray(begin, begin + PIECE_BYTES), plain);
+      crc = crc32c(plain, crc);
     }
-    return this.proves() ? crc : null;
+    return this.isAuthentic() ? crc : null;
   }
 }

@@ -1,4 +1,4 @@
-/** Runs long work in slices. The event loop runs between the slices. */
+/** Runs long work in slices of time, between which the event loop runs. */
 
 import { setImmediate } from "node:timers/promises";
 import { SLICE_MS } from "./limits.js";
@@ -6,10 +6,7 @@ import { SLICE_MS } from "./limits.js";
 const PAGE_BYTES = 4096;
 const PIECE_BYTES = 2 ** 20;
 
-/**
- * Run all steps, in slices of time. The first slice begins before the function returns. Return the
- * iterator's result.
- */
+/** Run all steps in slices, the first one before this call returns. Return the iterator's result. */
 export async function inSlices<T>(steps: Iterable<void, T>): Promise<T> {
   const iterator = steps[Symbol.iterator]();
   let since = performance.now();
@@ -31,13 +28,13 @@ export function atOnce<T>(steps: Iterable<void, T>): T {
   }
 }
 
-/** Yield the byte ranges of pieces that are each quick to process. */
+/** Yield a byte range in pieces, each of which is quick to process. */
 export function* pieces(begin: number, end: number): Generator<readonly [number, number]> {
   for (let at = begin; at < end; at += PIECE_BYTES) yield [at, Math.min(at + PIECE_BYTES, end)];
 }
 
 /** Prefault new memory by writing to every page, as long as `unused` returns true. */
-export function* touched(memory: Uint8Array, unused: () => boolean): Generator<void> {
+export function* prefault(memory: Uint8Array, unused: () => boolean): Generator<void> {
   for (const [begin, end] of pieces(0, memory.length)) {
     if (!unused()) return;
     for (let page = begin; page < end; page += PAGE_BYTES) memory[page] = 1;

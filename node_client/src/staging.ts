@@ -1,10 +1,10 @@
 /**
- * The staging buffers of one model, and the versions that they hold.
+ * Manages the staging buffers of one model, and defines the versions in them.
  *
  * At most two buffers are in use: one for a complete version that waits to be applied, one for the
- * version that is arriving. Buffers are reused, since new memory costs more time than the network:
- * the kernel must find and clear each page. If patches are accepted, a third buffer keeps the
- * running version. (D3)
+ * version that is arriving. Buffers are reused, since new memory costs more time than receiving:
+ * the kernel must find and clear each page. If patches are accepted, a third buffer may hold the
+ * bytes of the running version. (D3)
  */
 
 import type { Layout } from "./layout.js";
@@ -33,7 +33,7 @@ export interface StagedVersion extends Key {
   readonly data: Uint8Array;
   readonly digest: string;
   /** Whether to report `staged` before the version is applied. */
-  readonly sayStaged: boolean;
+  readonly reportStaged: boolean;
   /** The patch by which the version was received; null if it was received whole. */
   readonly patch: PatchId | null;
   /** Duration of the patch's decoding in microseconds; 0 without a patch. */
@@ -46,12 +46,9 @@ export interface StagedVersion extends Key {
 export interface Base {
   readonly running: Running;
   readonly layout: Layout;
-  /**
-   * The data section. A user may have changed a snapshot, so the bytes are checked against the
-   * digest.
-   */
+  /** The data section. A user may have changed a snapshot: check the bytes against the digest. */
   readonly data: Uint8Array;
-  /** Whether `data` is a staging buffer that is kept for this purpose. */
+  /** Whether `data` is a staging buffer, which may be reused once no patch needs it. */
   readonly own: boolean;
 }
 
@@ -61,7 +58,7 @@ export class Buffers {
   #nbytes = 0; // the size of each free buffer: that of the version started last
   #taken = 0;
 
-  /** Allocate a buffer; return null if `nbytes` is 0, a buffer exists, or memory is exhausted. */
+  /** Allocate the first buffer. Return null if `nbytes` is 0, if a buffer exists, or without memory. */
   preallocate(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
@@ -75,7 +72,7 @@ export class Buffers {
     }
   }
 
-  /** Whether a buffer is not in use by a version. */
+  /** Whether a buffer is still free: no version uses it. */
   unused(buffer: Uint8Array): boolean {
     return this.#free.includes(buffer);
   }
@@ -96,18 +93,18 @@ export class Buffers {
     return buffer;
   }
 
-  /** Take a buffer back after use. */
+  /** Take back a buffer that a version no longer uses. */
   giveBack(buffer: Uint8Array): void {
     this.#taken -= 1;
     this.add(buffer);
   }
 
-  /** Keep a buffer for later versions if it has their size. */
+  /** Keep a buffer for later versions if it has the current size. */
   add(buffer: Uint8Array): void {
     if (buffer.length === this.#nbytes) this.#free.push(buffer);
   }
 
-  /** Stop counting a buffer: the user, a pending read, or the patch base keeps it. */
+  /** No longer count a buffer as taken: the user, a pending read, or the patch base keeps it. */
   forget(): void {
     this.#taken -= 1;
   }

@@ -1,4 +1,9 @@
-/** Decodes the bodies of a patch's blocks: the elements that change, and their new values. */
+/**
+ * Decodes the bodies of a patch's blocks: which elements change, and their new values.
+ *
+ * A *step* is the change of a 16-bit element, counted in adjacent values. Elements are divided into
+ * classes by their size; each class has its own coding parameters (`docs/DELTA.md` at the root).
+ */
 
 import { BitReader } from "./bits.js";
 import { PatchError } from "./errors.js";
@@ -7,22 +12,22 @@ export const BLOCK_ELEMENTS = 2 ** 18;
 export const CLASSES = 16;
 const COUNT_BITS_MAX = 19;
 const RICE_MAX = 18;
-const EVERY = 31; // instead of the width of the count of large steps: all have sizes
-const NEVER = 2 ** 30; // above the rank of any element
+const ALL_LARGE = 31; // in place of the width of the count of large steps: every step has a size
+const NO_RANK = 2 ** 30; // above the rank of any element
 const HEAD_BYTES = 3; // of a body in mode `overwrite`
-const LOOKED_AT = 2 ** 16; // elements per step of the generator
+const PIECE_ELEMENTS = 2 ** 16; // elements to search per step of the generator
 
-/** The kind of elements: any, integers of 16 bits, or floats of 16 bits. */
+/** The kind of elements: without steps, integers of 16 bits, or floats of 16 bits. */
 export type Kind = "plain" | "integer" | "BF16" | "F16";
 
 /** The coding parameters of one class's steps. */
 interface Row {
   readonly class: number;
-  readonly count: number;
-  readonly gap: number;
-  readonly large: number;
-  readonly largeGap: number;
-  readonly size: number;
+  readonly count: number; // width of the number of steps
+  readonly gap: number; // Rice parameter of the ranks of changed elements
+  readonly large: number; // width of the number of large steps, or ALL_LARGE
+  readonly largeGap: number; // Rice parameter of the indices of large steps
+  readonly size: number; // Exp-Golomb order of the sizes of large steps
 }
 
 /** The coding parameters of a group, with a row for each class that has steps. */
@@ -37,26 +42,31 @@ export interface Table {
 export function readTable(bytes: Uint8Array, kind: Kind): Table {
   const classes = bytes[0];
   if (classes !== 1 && (classes !== CLASSES || (kind !== "BF16" && kind !== "F16"))) {
-    throw new PatchError(`a table of ${classes} classes; 1, or 16 of floats of 16 bits, may be`);
+    throw new PatchError(`a table of ${classes} classes; 1, or 16 for 16-bit floats, is allowed`);
   }
-  const reader = new BitReader(bytes.subarray(1, 64)); // more than any table has
-  const rows = Array.from({ length: classes }, (_, number) => readRow(reader, number));
-  return { classes, rows: rows.filter(({ count }) => count > 0), nbytes: 1 + reader.filled() };
+  const reader = new BitReader(bytes.subarray(1, 64)); // more bytes than any table has
+  const rows = Array.from({ length: classes }, (_, index) => readRow(reader, index));
+  return {
+    classes,
+    rows: rows.filter(({ count }) => count > 0),
+    nbytes: 1 + reader.checkPadding(),
+  };
 }
 
-function readRow(reader: BitReader, number: number): Row {
+function readRow(reader: BitReader, index: number): Row {
   const field = (width: number, most: number): number => {
-    const value = reader.number(width);
+    const value = reader.readNumber(width);
     if (value <= most) return value;
     throw new PatchError(`a parameter of ${value} in its table; at most ${most} is allowed`);
   };
   const count = field(5, COUNT_BITS_MAX);
   const gap = count > 0 ? field(5, RICE_MAX) : 0;
-  const large = count > 0 ? field(5, EVERY) : 0;
-  const some = large > 0 && large < EVERY;
-  if (some && large > COUNT_BITS_MAX) throw new PatchError(`a count of ${large} bits in its table`);
-  const largeGap = some ? field(5, RICE_MAX) : 0;
-  return { class: number, count, gap, large, largeGap, size: large > 0 ? field(4, 15) : 0 };
+  const large = count > 0 ? field(5, ALL_LARGE) : 0;
+  const someLarge = large > 0 && large < ALL_LARGE;
+  if (someLarge && large > COUNT_BITS_MAX)
+    throw new PatchError(`a count of ${large} bits in its table`);
+  const largeGap = someLarge ? field(5, RICE_MAX) : 0;
+  return { class: index, count, gap, large, largeGap, size: large > 0 ? field(4, 15) : 0 };
 }
 
 /** Changed elements: their positions in a block and, in mode `steps`, their new values. */
@@ -70,7 +80,7 @@ export class Changes {
     this.values = new Uint16Array(room);
   }
 
-  /** Make room for `more` changes. */
+  /** Increase the capacity so that `more` changes can be added. */
   reserve(more: number): void {
     const needed = this.count + more;
     if (needed <= this.positions.length) return;
@@ -96,26 +106,27 @@ export class Changes {
   }
 
   /**
-   * Add the change of the element with index `at`. The new value is `step` values above or below
-   * the base's value. The caller has reserved room.
+   * Add the change of the element with index `at`: its new value is `step` values above the base's
+   * value, or below it if negative. The caller has reserved the capacity.
    */
   put(block: Uint8Array, at: number, step: number): void {
-    const place = placeOf((block[2 * at] as number) | ((block[2 * at + 1] as number) << 8)) + step;
-    if (place < 0 || place > 0xffff) {
+    const element = (block[2 * at] as number) | ((block[2 * at + 1] as number) << 8);
+    const order = orderOf(element) + step;
+    if (order < 0 || order > 0xffff) {
       throw new PatchError("a step leads beyond 16 bits: is the patch applied to the wrong base?");
     }
     this.positions[this.count] = at;
-    this.values[this.count] = place & 0x8000 ? place & 0x7fff : 0xffff - place;
+    this.values[this.count] = order & 0x8000 ? order & 0x7fff : 0xffff - order;
     this.count += 1;
   }
 }
 
-/** Return the place of an element's bits in the numerical order of floats. */
-function placeOf(element: number): number {
+/** Return the index of an element's bits in the numerical order of floats. */
+function orderOf(element: number): number {
   return element & 0x8000 ? 0xffff - element : element | 0x8000;
 }
 
-/** The number of steps of a class, and how many of them are large. */
+/** The number of steps of a class, and the number of large ones among them. */
 interface Counts {
   readonly count: number;
   readonly large: number;
@@ -128,8 +139,8 @@ interface Counts {
 function readCounts(reader: BitReader, { rows }: Table, elements: number): Counts[] {
   let total = 0;
   const counts = rows.map((row) => {
-    const count = reader.number(row.count);
-    const large = row.large > 0 && row.large < EVERY ? reader.number(row.large) : 0;
+    const count = reader.readNumber(row.count);
+    const large = row.large > 0 && row.large < ALL_LARGE ? reader.readNumber(row.large) : 0;
     if (large > count) throw new PatchError(`${large} of ${count} steps are marked as large`);
     total += count;
     return { count, large };
@@ -142,10 +153,11 @@ function readCounts(reader: BitReader, { rows }: Table, elements: number): Count
 
 /** Decodes blocks of steps. It reuses its memory from block to block. */
 export class StepReader {
-  // The ranks and steps of each class are contiguous, followed by the rank NEVER.
+  // A rank is the index of a changed element within its class. The ranks and steps of each class
+  // are contiguous, followed by NO_RANK.
   readonly #ranks = new Uint32Array(BLOCK_ELEMENTS + CLASSES);
   readonly #steps = new Int32Array(BLOCK_ELEMENTS + CLASSES);
-  readonly #which = new Uint32Array(BLOCK_ELEMENTS); // indices of the large steps of a class
+  readonly #largeSteps = new Uint32Array(BLOCK_ELEMENTS); // indices of the large steps of a class
   readonly #sizes = new Uint32Array(BLOCK_ELEMENTS);
   // For each class, the number of elements before its next step, and the index of that step.
   readonly #left = new Int32Array(CLASSES);
@@ -165,53 +177,53 @@ export class StepReader {
     let begin = 0;
     for (const [index, row] of table.rows.entries()) {
       const { count, large } = counts[index] as Counts;
-      reader.positions(this.#ranks, begin, count, row.gap, elements);
+      reader.readPositions(this.#ranks, begin, count, row.gap, elements);
       yield;
-      reader.signs(this.#steps, begin, count);
+      reader.readSigns(this.#steps, begin, count);
       this.#readSizes(reader, row, begin, count, large);
       begin += count;
-      this.#ranks[begin] = NEVER;
+      this.#ranks[begin] = NO_RANK;
       begin += 1;
       yield;
     }
-    reader.end();
+    reader.checkEnd();
     changes.reserve(begin);
-    if (table.classes === 1) this.#place(block, begin - 1, changes);
-    else yield* this.#find(block, kind, table, counts, changes);
+    if (table.classes === 1) this.#addByIndex(block, begin - 1, changes);
+    else yield* this.#addByRank(block, kind, table, counts, changes);
   }
 
   #readSizes(reader: BitReader, row: Row, begin: number, count: number, large: number): void {
     const steps = this.#steps.subarray(begin, begin + count);
     const sizes = this.#sizes;
-    if (row.large === EVERY) {
-      reader.golomb(sizes, count, row.size);
+    if (row.large === ALL_LARGE) {
+      reader.readGolomb(sizes, count, row.size);
       for (let i = 0; i < count; i++) steps[i] = (steps[i] as number) * ((sizes[i] as number) + 1);
     } else if (row.large > 0) {
-      reader.positions(this.#which, 0, large, row.largeGap, count);
-      reader.golomb(sizes, large, row.size);
+      reader.readPositions(this.#largeSteps, 0, large, row.largeGap, count);
+      reader.readGolomb(sizes, large, row.size);
       for (let i = 0; i < large; i++) {
-        const which = this.#which[i] as number;
-        steps[which] = (steps[which] as number) * ((sizes[i] as number) + 2);
+        const step = this.#largeSteps[i] as number;
+        steps[step] = (steps[step] as number) * ((sizes[i] as number) + 2);
       }
     }
   }
 
-  /** Add the changes of a block without classes. */
-  #place(block: Uint8Array, count: number, changes: Changes): void {
+  /** Add the changes of a block with one class, whose ranks are the elements' indices. */
+  #addByIndex(block: Uint8Array, count: number, changes: Changes): void {
     for (let i = 0; i < count; i++) {
       changes.put(block, this.#ranks[i] as number, this.#steps[i] as number);
     }
   }
 
   /** Find the changed elements by their ranks within their classes, and add their changes. */
-  *#find(
+  *#addByRank(
     block: Uint8Array,
     kind: Kind,
     { rows }: Table,
     counts: readonly Counts[],
     changes: Changes,
   ): Generator<void> {
-    this.#left.fill(NEVER);
+    this.#left.fill(NO_RANK);
     let begin = 0;
     for (const [index, row] of rows.entries()) {
       this.#next[row.class] = begin;
@@ -221,8 +233,8 @@ export class StepReader {
     const wanted = changes.count + begin - rows.length;
     const classes = kind === "F16" ? F16 : BF16;
     const elements = block.length >> 1;
-    for (let at = 0; at < elements; at += LOOKED_AT) {
-      this.#look(block, at, Math.min(at + LOOKED_AT, elements), classes, changes);
+    for (let at = 0; at < elements; at += PIECE_ELEMENTS) {
+      this.#scan(block, at, Math.min(at + PIECE_ELEMENTS, elements), classes, changes);
       yield;
     }
     if (changes.count < wanted) {
@@ -232,24 +244,24 @@ export class StepReader {
     }
   }
 
-  /** Search the elements `from` to `to` of a block for changes. */
-  #look(block: Uint8Array, from: number, to: number, classes: Uint8Array, changes: Changes): void {
+  /** Search the elements `from` to `to` of a block for changed ones, and add their changes. */
+  #scan(block: Uint8Array, from: number, to: number, classes: Uint8Array, changes: Changes): void {
     const [ranks, steps, left, next] = [this.#ranks, this.#steps, this.#left, this.#next];
     for (let at = from; at < to; at++) {
       const upper = ((block[2 * at] as number) >> 7) | ((block[2 * at + 1] as number) << 1);
-      const number = classes[upper] as number;
-      const before = left[number] as number;
-      left[number] = before - 1;
+      const index = classes[upper] as number;
+      const before = left[index] as number;
+      left[index] = before - 1;
       if (before > 0) continue;
-      const step = next[number] as number;
+      const step = next[index] as number;
       changes.put(block, at, steps[step] as number);
-      next[number] = step + 1;
-      left[number] = (ranks[step + 1] as number) - (ranks[step] as number) - 1;
+      next[index] = step + 1;
+      left[index] = (ranks[step + 1] as number) - (ranks[step] as number) - 1;
     }
   }
 }
 
-/** The class of an element by its upper 9 bits. */
+/** The class of an element, by the element's upper 9 bits. */
 const BF16 = Uint8Array.from({ length: 512 }, (_, upper) => {
   return Math.min(Math.max((upper & 255) - 96, 0) >> 1, CLASSES - 1);
 });
@@ -273,7 +285,7 @@ export function readOverwritten(
   }
   const reader = new BitReader(body.subarray(HEAD_BYTES, HEAD_BYTES + codes));
   changes.reserve(count);
-  reader.positions(changes.positions, changes.count, count, k, elements);
-  reader.end();
+  reader.readPositions(changes.positions, changes.count, count, k, elements);
+  reader.checkEnd();
   changes.count += count;
 }

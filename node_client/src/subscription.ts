@@ -1,4 +1,4 @@
-/** The data connection of a worker. */
+/** Receives published messages over the data connection, which may need a ticket to be opened. */
 
 import { isDeepStrictEqual } from "node:util";
 import { Connection } from "./connection.js";
@@ -12,7 +12,7 @@ const DIAL_MS = 5_000; // for name lookup and connecting
 export interface SubscriptionHandlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** Called when several attempts have failed, with the last reason. More attempts follow. */
+  /** Called after several failed attempts, with the reason of the last. More attempts follow. */
   readonly broken: (reason: string) => void;
 }
 
@@ -22,17 +22,17 @@ export class Subscription {
   readonly #connection: Connection;
   #destination: Destination | null = null;
   #ticket = ""; // for the next connection
-  #ticketed = false; // each connection needs a ticket
+  #ticketed = false; // whether each connection needs a ticket
 
   constructor(handlers: SubscriptionHandlers, silence = { any: SILENCE_MS, message: PINGS_MS }) {
-    const { place, message, broken: useless } = handlers;
-    const bounds = { patience: DIAL_MS, silence, unread: UNREAD_BYTES_MAX };
+    const { place, message, broken: failing } = handlers;
+    const bounds = { connectTimeout: DIAL_MS, silence, queueMax: UNREAD_BYTES_MAX };
     this.#connection = new Connection(
       { kind: SUB, ...bounds },
       {
-        ...{ place, message, useless },
-        may: () => !this.needsTicket,
-        begins: (stream) => {
+        ...{ place, message, failing },
+        mayDial: () => !this.needsTicket,
+        started: (stream) => {
           for (const topic of this.#topics) stream.subscribe(topic, true);
         },
         connected: () => {
@@ -45,10 +45,10 @@ export class Subscription {
   }
 
   /**
-   * Connect to `destination` instead of any other.
+   * Connect to `destination` instead of the current destination.
    *
-   * If a ticket is given, a current connection to the same destination is kept, since a ticket is
-   * valid for only one connection.
+   * If a ticket is given, a connection or attempt to the same destination is kept, and the ticket is
+   * kept for the next connection: a ticket is valid for only one.
    */
   connect(destination: Destination, ticket = ""): void {
     const same = isDeepStrictEqual(destination, this.#destination);
@@ -58,7 +58,7 @@ export class Subscription {
     if (!same || !this.#connection.busy || !this.#ticketed) this.redial();
   }
 
-  /** Whether the connection waits for a ticket. */
+  /** Whether a ticket is needed to connect, and there is none. */
   get needsTicket(): boolean {
     return this.#ticketed && this.#ticket === "" && !this.#connection.busy;
   }

@@ -1,4 +1,4 @@
-/** The targets that versions are applied to: registered memory, or snapshots. */
+/** Checks and writes versions into their targets: registered memory, or new tensors (snapshots). */
 
 import { castable, convert, elements, GREATEST } from "./casts.js";
 import { arrayType, naturalDtype, type TypedArray } from "./dtypes.js";
@@ -8,21 +8,21 @@ import type { StagedVersion } from "./staging.js";
 import { bytesOf, type Tensor, tensor } from "./tensor.js";
 import { printable } from "./words.js";
 
-// Room for the spaces, aliases and metadata that a publisher may add to a layout.
+// What the spaces, aliases and metadata that a publisher adds to a layout may take.
 const LAYOUT_SLACK_BYTES = 2 ** 20;
-const DIFFERENCE_LINES_MAX = 20; // of an error text
-const AT_ONCE_BYTES = 2 ** 23; // takes 1 to 2 ms; a larger version is written in slices
+const DIFFERENCE_LINES_MAX = 20; // in an error text
+const AT_ONCE_BYTES = 2 ** 23; // copied in 1 to 2 ms; a larger version is written in slices
 const PIECE_BYTES = 2 ** 20;
-const CAST_COST = 8; // converting a byte takes at most this many times as long as copying it
+const CAST_COST = 8; // the time to convert a byte, in terms of the time to copy it, is at most this
 
 /** Tensors by name; a typed array is a tensor of one dimension. */
 export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
 
-/** The differences between a target and the published tensors that are allowed. */
+/** Which differences between registered and published tensors are allowed. */
 export interface Tolerance {
   /** Whether each published tensor must be registered. If not, unregistered tensors are ignored. */
   readonly strict: boolean;
-  /** Whether floats of 16, 32 and 64 bits may have another of these dtypes, and are converted. */
+  /** Whether floats of 16, 32 and 64 bits are converted if the registered dtype is another float. */
   readonly cast: boolean;
 }
 
@@ -32,12 +32,13 @@ export interface Writing {
   readonly tensors: ReadonlyMap<string, Tensor>;
   /** Whether to write in slices, so that the event loop is not blocked for long. */
   readonly large: boolean;
-  /** Writes one piece per step. Throws if a tensor's memory is gone. */
+  /** Writes one piece per step. Throws if a tensor's memory was transferred. */
   readonly pieces: Iterable<void>;
-  /** Return, after writing, a text on the tensors whose finite values became infinite, if any. */
+  /** Return, after writing, a text on tensors whose finite values became infinite; empty if none. */
   note(): string;
 }
 
+/** What the versions of one model are written into. */
 export interface Target {
   /** The expected size of a version in bytes; 0 if unknown. */
   readonly nbytes: number;
@@ -66,7 +67,7 @@ export class SnapshotTarget implements Target {
   }
 }
 
-/** Return the tensors of a version. Tensors that are aligned use the version's own memory. */
+/** Return the tensors of a version. Aligned tensors share the version's memory; others are copies. */
 export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
   const tensors = new Map<string, Tensor>();
   const own = new Map<TensorSpec, Tensor>(); // shared by aliases
@@ -89,10 +90,11 @@ export class RegisteredTarget implements Target {
   readonly nbytes: number;
   readonly layoutBytesMax: number;
   readonly #tensors = new Map<string, Tensor>();
-  readonly #same: ReadonlyMap<string, string>; // by name, the first name of the same memory
-  #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
-  #twins: readonly (readonly [name: string, other: string])[] = []; // pairs with one memory here
-  #ordered: Layout | null = null; // the layout that `#order` was made for
+  readonly #firstNames: ReadonlyMap<string, string>; // by name, the first name of the same memory
+  #order: readonly (readonly [spec: TensorSpec, name: string])[] = []; // what to copy for `#ordered`
+  // Names that share memory here, but are published as different tensors.
+  #twins: readonly (readonly [name: string, other: string])[] = [];
+  #ordered: Layout | null = null; // the layout that `#order` and `#twins` were made for
 
   constructor(
     registered: Registered,
@@ -103,47 +105,45 @@ export class RegisteredTarget implements Target {
       const own = asTensor(name, value);
       this.#tensors.set(name, own);
     }
-    this.#same = sameMemory(this.#tensors);
+    this.#firstNames = sameMemory(this.#tensors);
     for (const [name, { data }] of this.#tensors) {
-      if (this.#same.get(name) === name) nbytes += data.byteLength;
+      if (this.#firstNames.get(name) === name) nbytes += data.byteLength;
     }
     this.nbytes = tolerance.strict && !tolerance.cast ? nbytes : 0;
-    this.layoutBytesMax = tolerance.strict ? this.#longest(nbytes) : LAYOUT_BYTES_MAX;
+    this.layoutBytesMax = tolerance.strict ? this.#layoutBytesMax(nbytes) : LAYOUT_BYTES_MAX;
   }
 
-  /**
-   * Return a bound: no valid layout of these tensors is a longer JSON text. `nbytes` is the size of
-   * the data section.
-   */
-  #longest(nbytes: number): number {
-    let longest = LAYOUT_SLACK_BYTES;
+  /** Return a bound of the JSON's bytes in a layout of these tensors, whose data has `nbytes` bytes. */
+  #layoutBytesMax(nbytes: number): number {
+    let bound = LAYOUT_SLACK_BYTES;
     for (const [name, { dtype, shape }] of this.#tensors) {
       const entry = { [name]: { dtype, shape, data_offsets: [nbytes, nbytes] } };
-      longest += 2 * Buffer.byteLength(JSON.stringify(entry));
+      bound += 2 * Buffer.byteLength(JSON.stringify(entry));
     }
-    return longest;
+    return bound;
   }
 
   fault(layout: Layout): string {
     const names = new Set([...layout.byName.keys(), ...this.#tensors.keys()]);
-    const here = [...this.#tensors.keys()].filter((name) => layout.byName.has(name));
-    const filled = new Set(here.map((name) => this.#same.get(name)));
-    const arrived = new Set(here.map((name) => layout.byName.get(name)));
-    const needed = [...names].filter((name) => {
+    const common = [...this.#tensors.keys()].filter((name) => layout.byName.has(name));
+    const filled = new Set(common.map((name) => this.#firstNames.get(name)));
+    const used = new Set(common.map((name) => layout.byName.get(name)));
+    const compared = [...names].filter((name) => {
       const spec = layout.byName.get(name);
-      if (this.#tensors.has(name)) return spec !== undefined || !filled.has(this.#same.get(name));
-      return !arrived.has(spec); // it is registered under another name
+      if (this.#tensors.has(name))
+        return spec !== undefined || !filled.has(this.#firstNames.get(name));
+      return !used.has(spec); // else it is registered under another name
     });
-    const lines = needed.sort().flatMap((name) => this.#difference(name, layout));
+    const lines = compared.sort().flatMap((name) => this.#difference(name, layout));
     if (lines.length <= DIFFERENCE_LINES_MAX) return lines.join("\n");
-    const kept = DIFFERENCE_LINES_MAX - 1;
-    return [...lines.slice(0, kept), `... and ${lines.length - kept} more`].join("\n");
+    const shown = DIFFERENCE_LINES_MAX - 1;
+    return [...lines.slice(0, shown), `... and ${lines.length - shown} more`].join("\n");
   }
 
-  #difference(named: string, layout: Layout): string[] {
-    const spec = layout.byName.get(named);
-    const own = this.#tensors.get(named);
-    const name = printable(named);
+  #difference(tensorName: string, layout: Layout): string[] {
+    const spec = layout.byName.get(tensorName);
+    const own = this.#tensors.get(tensorName);
+    const name = printable(tensorName);
     if (spec === undefined) return [`${name}: ${own ? show(own) : ""} here, not published`];
     if (own === undefined) {
       return this.tolerance.strict ? [`${name}: published as ${show(spec)}, not here`] : [];
@@ -169,7 +169,7 @@ export class RegisteredTarget implements Target {
       if (Buffer.compare(one, other) !== 0) {
         throw new Error(
           `${twins.join(" and ")} are one tensor here, but were published with different values: ` +
-            "give each memory of its own, or tie them at the publisher",
+            "give each tensor memory of its own, or tie them at the publisher",
         );
       }
     }
@@ -179,9 +179,15 @@ export class RegisteredTarget implements Target {
     for (const copy of copies) copy.check();
     const cost = copies.reduce((sum, copy) => sum + copy.cost, 0);
     const note = () => overflow(copies);
-    return { tensors: this.#tensors, large: cost > AT_ONCE_BYTES, pieces: written(copies), note };
+    return {
+      tensors: this.#tensors,
+      large: cost > AT_ONCE_BYTES,
+      pieces: writePieces(copies),
+      note,
+    };
   }
 
+  /** Determine `#order` and `#twins` for a layout. */
   #arrange(layout: Layout): void {
     if (this.#ordered === layout) return;
     const written = new Map<string | undefined, string>();
@@ -189,10 +195,10 @@ export class RegisteredTarget implements Target {
     const twins: (readonly [string, string])[] = [];
     for (const name of this.#tensors.keys()) {
       const spec = layout.byName.get(name);
-      if (spec === undefined) continue; // another name of its memory is published
-      const other = written.get(this.#same.get(name));
+      if (spec === undefined) continue; // its memory is published under another name
+      const other = written.get(this.#firstNames.get(name));
       if (other === undefined) {
-        written.set(this.#same.get(name), name);
+        written.set(this.#firstNames.get(name), name);
         order.push([spec, name]);
       } else if (layout.byName.get(other) !== spec) twins.push([other, name]);
     }
@@ -203,18 +209,18 @@ export class RegisteredTarget implements Target {
 }
 
 const SHOWN = 4; // tensors named in a note: the first ones show where the overflow starts
-const NAME_SHOWN = 256;
+const NAME_SHOWN = 256; // characters of each name
 
 /** Return a text on the tensors whose finite values became infinite; empty if there are none. */
 function overflow(copies: readonly Copy[]): string {
-  const some = copies.filter((copy) => copy.lost > 0);
-  const words = some.slice(0, SHOWN).map(({ name, lost, to: { dtype } }) => {
+  const overflown = copies.filter((copy) => copy.lost > 0);
+  const words = overflown.slice(0, SHOWN).map(({ name, lost, to: { dtype } }) => {
     const values = lost === 1 ? "value is" : "values are";
     const most = `${Number(GREATEST.get(dtype)?.toPrecision(6))}`;
     const shown = printable(name, NAME_SHOWN);
     return `${shown}: ${lost} finite ${values} beyond ${dtype} (at most ${most})`;
   });
-  const more = some.length - words.length;
+  const more = overflown.length - words.length;
   if (more > 0) words.push(`and so in ${more} more tensor${more > 1 ? "s" : ""}`);
   return words.join("; ");
 }
@@ -240,6 +246,7 @@ class Copy {
     return arrayType(this.spec.dtype).BYTES_PER_ELEMENT;
   }
 
+  /** How long the copy takes, as the number of bytes that are copied in this time. */
   get cost(): number {
     return this.from.length * (this.casts ? CAST_COST : 1);
   }
@@ -248,7 +255,7 @@ class Copy {
     return this.spec.dtype !== this.to.dtype;
   }
 
-  /** Throw if the registered memory was detached, such as by a transfer to another thread. */
+  /** Throw if the registered memory was detached, for example by a transfer to another thread. */
   check(): void {
     const { data } = this.to;
     if (data.length === this.elements) return;
@@ -268,8 +275,8 @@ class Copy {
   }
 }
 
-/** Write one tensor after another, a piece per step. */
-function* written(copies: readonly Copy[]): Generator<void> {
+/** Write one tensor after another, one piece per step. */
+function* writePieces(copies: readonly Copy[]): Generator<void> {
   for (const copy of copies) {
     const step = PIECE_BYTES / copy.width / (copy.casts ? CAST_COST : 1);
     for (let at = 0; at < copy.elements; at += step) {
@@ -295,18 +302,18 @@ function asTensor(name: string, value: Tensor | TypedArray): Tensor {
  */
 function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, string> {
   const same = new Map([...tensors.keys()].map((name) => [name, name] as const));
-  const places = new Map<ArrayBufferLike, [name: string, own: Tensor][]>();
+  const byBuffer = new Map<ArrayBufferLike, [name: string, own: Tensor][]>();
   for (const [name, own] of tensors) {
     if (own.data.byteLength === 0) continue;
-    const others = places.get(own.data.buffer);
-    if (others === undefined) places.set(own.data.buffer, [[name, own]]);
+    const others = byBuffer.get(own.data.buffer);
+    if (others === undefined) byBuffer.set(own.data.buffer, [[name, own]]);
     else others.push([name, own]);
   }
-  for (const entries of places.values()) {
+  for (const entries of byBuffer.values()) {
     entries.sort(([, a], [, b]) => a.data.byteOffset - b.data.byteOffset);
     let [first, last] = entries[0] as [string, Tensor];
     for (const [name, own] of entries.slice(1)) {
-      if (isOne(first, last, name, own)) same.set(name, first);
+      if (isSameMemory(first, last, name, own)) same.set(name, first);
       else [first, last] = [name, own];
     }
   }
@@ -314,16 +321,16 @@ function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, s
 }
 
 /**
- * Whether a tensor has the same memory as the tensor before it. Throws TypeError if the two only
- * overlap.
+ * Whether a tensor has the same memory as `last`, which begins no later. Throws TypeError if the two
+ * only overlap.
  */
-function isOne(first: string, last: Tensor, name: string, own: Tensor): boolean {
+function isSameMemory(first: string, last: Tensor, name: string, own: Tensor): boolean {
   const begin = own.data.byteOffset;
   if (begin >= last.data.byteOffset + last.data.byteLength) return false;
   if (begin === last.data.byteOffset && show(own) === show(last)) return true;
   throw new TypeError(
     `${first} and ${name} share a part of their memory, which cannot hold both: ` +
-      "give each memory of its own",
+      "give each tensor memory of its own",
   );
 }
 

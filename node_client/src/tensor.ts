@@ -1,4 +1,4 @@
-/** Tensors: typed arrays with a shape and a dtype. */
+/** Defines tensors: typed arrays with a shape and a dtype. */
 
 import {
   arrayType,
@@ -20,22 +20,23 @@ export interface Tensor {
 /**
  * Return a tensor that shares the memory of a typed array.
  *
- * The default shape has one dimension, the default dtype is that of the array. Pass a dtype for
- * elements that are stored as bits, as in `tensor(new Uint16Array(6), [2, 3], "BF16")`.
+ * By default the tensor has one dimension and the array's own dtype. Pass a dtype for elements that
+ * are stored as bits, as in `tensor(new Uint16Array(6), [2, 3], "BF16")`.
  *
  * @throws TypeError - if the array cannot hold the dtype, or its size does not match the shape.
  */
 export function tensor(data: TypedArray, shape?: readonly number[], dtype?: Dtype): Tensor {
   const own = dtype ?? naturalDtype(data);
   if (own === undefined || !isDtype(own)) {
-    throw new TypeError(`${String(own ?? data?.constructor?.name)} holds no dtype of safetensors`);
+    const given = String(own ?? data?.constructor?.name);
+    throw new TypeError(`${given} is neither a typed array nor a dtype of safetensors`);
   }
   if (!(data instanceof arrayType(own))) {
     throw new TypeError(`${own} is held by ${arrayType(own).name}, not ${data.constructor.name}`);
   }
   const sizes = [...(shape ?? [data.length])];
   if (!sizes.every((size) => Number.isSafeInteger(size) && size >= 0)) {
-    throw new TypeError(`shape [${sizes}]: sizes are integers that are not negative`);
+    throw new TypeError(`shape [${sizes}]: sizes must be integers, and not negative`);
   }
   const nbytes = tensorBytes(own, sizes);
   if (nbytes !== data.byteLength) {

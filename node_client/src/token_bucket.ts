@@ -1,4 +1,4 @@
-/** Token buckets, which limit the rate at which a peer uses a resource. */
+/** Limits the rate at which a peer uses a resource, with a token bucket. */
 
 /** The size of a bucket, and the tokens added per second. */
 export interface Rate {
@@ -8,21 +8,22 @@ export interface Rate {
 
 /** The token bucket of one peer; a new bucket is full. */
 export class TokenBucket {
-  #left: number;
+  #tokens: number; // below zero after a debt
 
   constructor(
     readonly rate: Rate,
     /** The time of the last update, in milliseconds of any monotonic clock. */
-    private at: number,
+    private updatedAt: number,
   ) {
-    this.#left = rate.burst;
+    this.#tokens = rate.burst;
   }
 
-  /** Take `count` tokens. Return false if the bucket had fewer; the missing ones become a debt. */
+  /** Take `count` tokens. Return false if the bucket had fewer; the missing tokens become a debt. */
   take(count: number, now: number): boolean {
     const { burst, perSecond } = this.rate;
-    this.#left = Math.min(burst, this.#left + ((now - this.at) / 1000) * perSecond) - count;
-    this.at = now;
-    return this.#left >= 0;
+    const added = ((now - this.updatedAt) / 1000) * perSecond;
+    this.#tokens = Math.min(burst, this.#tokens + added) - count;
+    this.updatedAt = now;
+    return this.#tokens >= 0;
   }
 }

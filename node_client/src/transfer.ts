@@ -1,5 +1,5 @@
 /**
- * The transfer of one version, whose chunks are pushed and fetched in any order.
+ * Receives the chunks of one version, which are pushed and fetched in any order.
  *
  * Each chunk is in one of four states; the state takes one byte per chunk.
  *
@@ -8,18 +8,18 @@
  *        ├──────push─────────┼───────┤
  *        └──────lend─────────┴─> LEASED ──damaged, cut off──> MISSING
  *
- * A chunk is LEASED while its payload is received piece by piece directly into the buffer.
- * Meanwhile other copies of the chunk are ignored, so that its memory has one writer.
+ * A chunk is LEASED while its payload is received, piece by piece, directly into the buffer.
+ * Meanwhile other copies of the chunk are ignored, so that the chunk's memory has one writer.
  *
- * Pushed chunks arrive in order, so a missing chunk below the highest pushed one was lost, and is
- * fetched at once. Missing chunks above that one may still be pushed, and are fetched after `end`,
- * or when nothing has arrived for a while. At most a window of chunks is REQUESTED. If no chunk
- * arrives in time, all REQUESTED chunks become MISSING, and the retry delay doubles until a chunk
- * arrives. The publisher answers requests and pings in order: until it answers a ping that was sent
- * after a fetch, the fetched chunks may be on their way.
+ * Pushed chunks arrive in order, so a chunk that is missing below the highest pushed chunk was lost,
+ * and is fetched at once. Chunks above it may still be pushed; they are fetched after `end`, or when
+ * nothing has arrived for a while. At most WINDOW_CHUNKS chunks are REQUESTED. If no chunk arrives in
+ * time, all REQUESTED chunks become MISSING, and the retry delay doubles until a chunk arrives. The
+ * publisher answers requests and pings in order: until it answers a ping that was sent after a fetch,
+ * the fetched chunks may be in flight.
  *
- * A transfer of a patch receives the patch into separate memory, and the version is decoded from
- * it.
+ * A transfer may receive a patch instead, into separate memory. The version is then decoded from the
+ * patch.
  */
 
 import { isDeepStrictEqual } from "node:util";
@@ -34,7 +34,7 @@ import type { Opening, Subject } from "./sealing.js";
 import type { Base } from "./staging.js";
 
 const [MISSING, REQUESTED, HERE, LEASED] = [0, 1, 2, 3];
-const DAMAGED_MAX = 16; // damaged chunks that are requested again without waiting for a timeout
+const DAMAGED_MAX = 16; // this many damaged chunks are requested again before a timeout
 const NOTHING = new Uint8Array(0);
 
 /** Memory into which a payload is received, piece by piece. */
@@ -76,7 +76,7 @@ export class Lease {
     return this.bytes.subarray(this.#count, this.#count + most);
   }
 
-  /** Process `count` bytes that were written into `room()`, while they are in the CPU's cache. */
+  /** Decrypt and hash `count` bytes that were written into `room()`. */
   received(count: number): void {
     const piece = this.room(count);
     this.opening?.decryptNext(piece, piece);
@@ -85,16 +85,16 @@ export class Lease {
   }
 
   /**
-   * Whether the payload is complete and valid: it must match the CRC-32C `proof`, or be authentic
-   * if it was sealed.
+   * Whether the payload is complete and valid. A payload in the clear must have the CRC-32C `proof`;
+   * a sealed payload must be authentic.
    */
   isSound(proof: number | SealedChunk): boolean {
     if (this.#count !== this.bytes.length) return false;
-    return this.opening === null ? this.#crc === proof : this.opening.proves();
+    return this.opening === null ? this.#crc === proof : this.opening.isAuthentic();
   }
 }
 
-/** Chunks to fetch; a count of 0 requests the announcement and `end`. */
+/** A range of chunks to fetch. A count of 0 requests the announcement and `end` instead. */
 export interface Range {
   readonly first: number;
   readonly count: number;
@@ -102,7 +102,7 @@ export interface Range {
 
 /** The transfer of a version into a staging buffer, or of a patch into separate memory. */
 export class Transfer {
-  /** The patch that is received; null if the whole version is received. */
+  /** The patch that is received; null if the version is received whole. */
   readonly patch: PatchId | null;
   #buffer: Uint8Array;
   #base: Base | null;
@@ -116,25 +116,25 @@ export class Transfer {
   readonly #subject: Subject;
   readonly #states: Uint8Array;
   readonly #crcs: Uint32Array;
-  #asked = 0;
-  #cursor = 0; // no chunk below it is MISSING
-  #pushed = 0; // all chunks below it were pushed; some may have been lost
-  #damaged = 0;
-  #heardAt: number;
-  #askedAt: number;
+  #requested = 0; // number of REQUESTED chunks
+  #cursor = 0; // no chunk with a lower index is MISSING
+  #pushed = 0; // all chunks with a lower index were pushed; some may have been lost
+  #damaged = 0; // number of damaged chunks that have arrived
+  #heardAt: number; // when bytes of a chunk last arrived, or the retry delay was restarted
+  #requestedAt: number; // when chunks were last requested
   #answered = Number.NEGATIVE_INFINITY; // when the last answered ping was sent
-  #patience: number;
+  #patience: number; // the retry delay
   #gap = 0; // the longest recent time between two chunks
-  #endAsked = false;
+  #endRequested = false;
   #lease: Lease | null = null; // of the LEASED chunk
-  #leased = 0; // the index of that chunk
-  #lentHere = 0; // bytes of that chunk at the last call of `wants`
-  #tries = 0; // timeouts in a row on the same connection
+  #leased = 0; // the index of the LEASED chunk
+  #leaseCount = 0; // bytes of the LEASED chunk at the last call of `wants`
+  #tries = 0; // consecutive timeouts in this session
   #patching: Patching | null = null; // while the patch is being decoded
 
   constructor(
     readonly announce: Announce,
-    /** As large as the version or patch that is received. */
+    /** Memory of the size of the version or patch that is received. */
     buffer: Uint8Array,
     now: number,
     readonly timing: Timing,
@@ -152,7 +152,7 @@ export class Transfer {
     this.#plan = new ChunkPlan(this.#subject.nbytes, announce.chunk_bytes);
     this.#states = new Uint8Array(this.#plan.count);
     this.#crcs = new Uint32Array(this.#plan.count);
-    this.#reportedAt = this.#heardAt = this.#askedAt = now;
+    this.#reportedAt = this.#heardAt = this.#requestedAt = now;
     this.#patience = timing.patience;
   }
 
@@ -185,7 +185,7 @@ export class Transfer {
     return this.#digest;
   }
 
-  /** Whether every chunk has arrived and the digest is known. */
+  /** Whether all chunks have arrived, and the digest is known. */
   get complete(): boolean {
     return this.#here === this.#plan.count && this.#digest !== null;
   }
@@ -195,9 +195,7 @@ export class Transfer {
     return this.#arrival !== "decoded" && this.#tries >= TRIES_MAX;
   }
 
-  /**
-   * Whether a message about `patch` (null: about the whole version) belongs to this transfer. (D9)
-   */
+  /** Whether this transfer receives `patch`; for null, whether it receives the whole version. (D9) */
   isNamed(patch: PatchId | null): boolean {
     return isDeepStrictEqual(patch, this.patch);
   }
@@ -231,7 +229,7 @@ export class Transfer {
     this.#states[index] = HERE;
     this.#crcs[index] = crc;
     this.#here += 1;
-    this.#hear(now);
+    this.#arrived(now);
     return true;
   }
 
@@ -247,7 +245,7 @@ export class Transfer {
     const place = this.#buffer.subarray(...this.#plan.span(index));
     const crc = payload.length === place.length ? this.#copy(proof, payload, place) : null;
     if (crc === null) return this.#reject(index);
-    if (state === REQUESTED) this.#asked -= 1;
+    if (state === REQUESTED) this.#requested -= 1;
     return crc;
   }
 
@@ -262,13 +260,11 @@ export class Transfer {
     return proof;
   }
 
-  /**
-   * Drop a damaged chunk. The first few are requested again at once, later ones after a timeout.
-   */
+  /** Drop a damaged chunk. The first DAMAGED_MAX are requested again at once, others after a timeout. */
   #reject(index: number): null {
     this.#damaged += 1;
     if (this.#states[index] === REQUESTED && this.#damaged <= DAMAGED_MAX) {
-      this.#asked -= 1;
+      this.#requested -= 1;
       this.#states[index] = MISSING;
     }
     if (this.#states[index] === MISSING) this.#cursor = Math.min(this.#cursor, index);
@@ -286,8 +282,8 @@ export class Transfer {
   /**
    * Return a lease to receive a chunk directly into the buffer; null if the chunk is not wanted.
    *
-   * Once the payload is complete, call `add` with the lease's own bytes as payload. A `sealed`
-   * chunk is decrypted in place.
+   * Once the payload is complete, call `add` with `Lease.bytes` as payload. If `sealed` is not null,
+   * the chunk is decrypted in place.
    */
   lend(index: number, size: number, sealed: SealedChunk | null = null): Lease | null {
     if (!this.fits(index, size)) return null;
@@ -296,10 +292,10 @@ export class Transfer {
     const opening = sealed && (this.keyring?.opening(this.#subject, sealed, size) ?? null);
     if (sealed !== null && opening === null) return null;
     this.revoke();
-    if (state === REQUESTED) this.#asked -= 1;
+    if (state === REQUESTED) this.#requested -= 1;
     this.#states[index] = LEASED;
     this.#leased = index;
-    this.#lentHere = 0;
+    this.#leaseCount = 0;
     const cancel = () => {
       if (this.#lease === lease) this.revoke();
     };
@@ -309,26 +305,26 @@ export class Transfer {
   }
 
   /**
-   * End the lease, and cancel the decoding. Return true if the version's buffer may still be
-   * written, since a read of the kernel into it may be pending.
+   * End the lease, and cancel the decoding. Return true if the kernel may still write into the
+   * version's buffer, since a read may be pending.
    */
   revoke(): boolean {
-    if (this.#patching !== null) this.#patching.end(); // takes effect before the job's next step
+    if (this.#patching !== null) this.#patching.end(); // the job checks this before its next step
     if (this.#lease === null) return false;
     this.#lease.end();
     this.#lease = null;
     this.#states[this.#leased] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#leased);
-    return this.patch === null; // else the lease was in the patch's memory
+    return this.patch === null; // otherwise the lease was in the patch's memory
   }
 
   /**
-   * Return a job that decodes the complete patch into `buffer`. Return null if there is such a job
-   * already.
+   * Return a job that decodes the complete patch into `buffer`. Return null if the patch is being
+   * decoded already, or is not complete.
    */
   decode(buffer: Uint8Array): Patching | null {
     if (this.#arrival === "decoded" || this.#base === null || this.#digest === null) return null;
-    this.#changeWay("patched");
+    this.#changeArrival("patched");
     const { model } = this.announce;
     this.#patching = new Patching(model, this.#base, this.#buffer, buffer, this.#digest);
     return this.#patching;
@@ -348,22 +344,19 @@ export class Transfer {
     return base;
   }
 
-  /** Record the digest from `end`, after which no more chunks are pushed. */
+  /** Record the digest from an `end` message, after which no more chunks are pushed. */
   end(digest: string): void {
     this.#digest = digest;
     this.pull();
   }
 
-  /**
-   * Make `wants` return all missing chunks from now on, since probably no more chunks will be
-   * pushed.
-   */
+  /** Make `wants` return all missing chunks from now on, since no more chunks may be pushed. */
   pull(): void {
-    this.#changeWay("unpushed");
+    this.#changeArrival("unpushed");
   }
 
-  #changeWay(way: ArrivingEvent): void {
-    this.#arrival = ARRIVING_ARROWS[this.#arrival][way] ?? this.#arrival;
+  #changeArrival(event: ArrivingEvent): void {
+    this.#arrival = ARRIVING_ARROWS[this.#arrival][event] ?? this.#arrival;
   }
 
   /** Record that the ping sent at `sentAt`, and all requests before it, were answered. */
@@ -374,73 +367,70 @@ export class Transfer {
   /** Return the chunks to fetch now. */
   wants(now: number): Range[] {
     if (this.#arrival === "decoded") return [];
-    if (this.#lease !== null && this.#lease.count > this.#lentHere) {
-      this.#lentHere = this.#lease.count;
+    if (this.#lease !== null && this.#lease.count > this.#leaseCount) {
+      this.#leaseCount = this.#lease.count;
       this.#heardAt = now;
     }
     const silent = now - this.#heardAt;
     if (silent >= this.timing.quiet) this.pull(); // W30
-    const passed = this.#answered > this.#askedAt; // else the chunks may be on their way
-    if (silent >= (passed ? this.#patience : this.timing.patienceMax)) {
+    const answered = this.#answered > this.#requestedAt; // else the chunks may be in flight
+    if (silent >= (answered ? this.#patience : this.timing.patienceMax)) {
       this.#tries += 1;
-      this.#askAgain(now); // W12, W32
+      this.#requestAgain(now); // W12, W32
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
     const ranges: Range[] = [];
-    if (this.#digest === null && this.#arrival === "pulled" && !this.#endAsked) {
-      this.#endAsked = true;
+    if (this.#digest === null && this.#arrival === "pulled" && !this.#endRequested) {
+      this.#endRequested = true;
       ranges.push({ first: 0, count: 0 });
     }
-    if (this.#asked <= WINDOW_CHUNKS / 2) this.#fill(ranges); // W11
-    if (ranges.length > 0) this.#askedAt = now;
+    if (this.#requested <= WINDOW_CHUNKS / 2) this.#fill(ranges); // W11
+    if (ranges.length > 0) this.#requestedAt = now;
     return ranges;
   }
 
-  /** Request missing chunks, up to a window. */
+  /** Mark missing chunks as REQUESTED, up to WINDOW_CHUNKS, and add their ranges. */
   #fill(ranges: Range[]): void {
     const limit = this.#arrival === "pulled" ? this.#plan.count : this.#pushed;
-    while (this.#asked < WINDOW_CHUNKS) {
+    while (this.#requested < WINDOW_CHUNKS) {
       const offset = this.#states.subarray(this.#cursor, limit).indexOf(MISSING as number);
       if (offset < 0) {
         this.#cursor = Math.max(this.#cursor, limit);
         return;
       }
       const first = this.#cursor + offset;
-      const most = Math.min(limit, first + WINDOW_CHUNKS - this.#asked);
+      const most = Math.min(limit, first + WINDOW_CHUNKS - this.#requested);
       let last = first;
       while (last < most && this.#states[last] === MISSING)
         this.#states[last++] = REQUESTED as number;
-      this.#asked += last - first;
+      this.#requested += last - first;
       this.#cursor = last;
       ranges.push({ first, count: last - first });
     }
   }
 
-  /** Return whether the version matches its digest. If not, mark all chunks as missing. */
+  /** Return whether the version has its digest. If not, mark all chunks as MISSING, to start again. */
   verify(): boolean {
     if (this.#digest === digest(this.announce.layout, this.#plan.chunkBytes, this.#crcs))
       return true;
     this.#restarts += 1;
-    this.#here = this.#asked = this.#cursor = 0;
+    this.#here = this.#requested = this.#cursor = 0;
     this.#states.fill(MISSING as number);
     this.#digest = null;
-    this.#endAsked = false;
+    this.#endRequested = false;
     this.pull();
     return false;
   }
 
-  /**
-   * Request all missing chunks again, since the requests of the previous session will not be
-   * answered.
-   */
+  /** Handle a new session, in which earlier requests are not answered: request all missing chunks. */
   reconnected(now: number): void {
-    this.#askAgain(now);
+    this.#requestAgain(now);
     this.pull();
     this.#tries = 0;
   }
 
-  /** Record a chunk's arrival. For slow links, adapt the retry delay to the time between chunks. */
-  #hear(now: number): void {
+  /** Record a chunk's arrival. Lengthen the retry delay on links where chunks arrive slowly. */
+  #arrived(now: number): void {
     this.#tries = 0;
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);
     const patience = Math.max(this.timing.patience, 4 * this.#gap); // W32
@@ -448,13 +438,13 @@ export class Transfer {
     this.#heardAt = now;
   }
 
-  /** Mark all requested chunks as missing, so that they are requested again. */
-  #askAgain(now: number): void {
+  /** Mark all REQUESTED chunks as MISSING, so that they are requested again. */
+  #requestAgain(now: number): void {
     for (let i = 0; i < this.#states.length; i++) {
       if (this.#states[i] === REQUESTED) this.#states[i] = MISSING as number;
     }
-    this.#asked = this.#cursor = 0;
-    this.#endAsked = false;
+    this.#requested = this.#cursor = 0;
+    this.#endRequested = false;
     this.#heardAt = now;
   }
 }
@@ -463,7 +453,7 @@ function idOf({ encoding, epoch, version }: Patch): PatchId {
   return { encoding, epoch, version };
 }
 
-/** Return the subject that identifies a patch in its encryption. (D12) */
+/** Return the fields that identify a patch for its encryption. (D12) */
 function subjectOf({ model, epoch, version, chunk_bytes }: Announce, patch: Patch): Subject {
   const { encoding, nbytes } = patch;
   const base = [patch.epoch, patch.version] as const;

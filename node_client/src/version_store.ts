@@ -1,4 +1,4 @@
-/** The versions of one model at the worker, each with its phase, and their memory. */
+/** Stores the versions of one model at the worker, each with its phase, and their memory. */
 
 import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
@@ -21,7 +21,7 @@ const REJECTED_KEPT = 8; // rejected versions that are remembered
 const IN_MEMORY: readonly VersionState[] = ["arriving", "staged", "ready", "applying"];
 const NONE: Key = { epoch: 0, version: 0 };
 
-/** A version with its phase and the data that belongs to that phase. */
+/** A version, with its phase and the data that a version has in that phase. */
 class VersionRecord implements Key {
   epoch: number;
   version: number;
@@ -32,9 +32,9 @@ class VersionRecord implements Key {
   layout!: Layout; // once known
   transfer!: Transfer; // while arriving
   staged!: StagedVersion; // once staged
-  held = false; // while staged: it is committed, and waits for its companions
+  held = false; // while staged: whether it is committed and waits for its companions
   running!: Running; // while running
-  note = ""; // while running: text about values that the model cannot hold
+  note = ""; // while running: a text on values that the model's dtypes cannot hold
   /** The metadata of the version's current key. */
   metadata: ReadonlyMap<string, string>;
 
@@ -46,7 +46,7 @@ class VersionRecord implements Key {
 
   /**
    * Replace the stored announcement with a repeated one. Return false, and change nothing, if the
-   * two describe different bytes.
+   * two announcements describe different bytes.
    */
   updateAnnouncement(announce: Announce): boolean {
     const [ours, theirs] = [this.announce, announce];
@@ -56,10 +56,7 @@ class VersionRecord implements Key {
     return true;
   }
 
-  /**
-   * Record that the layout or memory that the version waits for has become available, or is not
-   * available now.
-   */
+  /** Apply an event to `lacks`, such as that the layout or memory is available, and set the layout. */
   resolve(event: AnnouncedEvent, layout: Layout = this.layout): void {
     this.lacks = ANNOUNCED_ARROWS[this.lacks][event] ?? this.lacks;
     this.layout = layout;
@@ -87,9 +84,9 @@ export class VersionStore {
   readonly buffers = new Buffers();
   #mode: ModelState = "following";
   #base: Base | null = null;
-  // Versions that are not retried. Versions older than a rejected one are accepted: the rejected
-  // one may have been aborted or sent to a few workers only, so an older version that this worker
-  // missed may be the latest for all workers.
+  // Versions that are not retried. A version older than a rejected one is still accepted: the
+  // rejected version may have been aborted, or sent to a few workers only, so that the older
+  // version is the latest for all workers.
   #rejected: readonly Key[] = [];
   #live: VersionRecord[] = []; // neither dropped nor rejected, in the order of their last moves
 
@@ -102,7 +99,7 @@ export class VersionStore {
     return this.#base;
   }
 
-  /** Return the version that entered a phase first and is still in it; null if there is none. */
+  /** Return the version in a phase, the earliest if there are several; null if there is none. */
   inPhase(phase: VersionState): VersionEntry | null {
     return this.#live.find((entry) => entry.phase === phase) ?? null;
   }
@@ -117,13 +114,13 @@ export class VersionStore {
     return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
-  /** The staged version if it is committed, and waits for its companions; else null. */
+  /** The staged version if it is committed and waits for its companions; else null. */
   get held(): VersionEntry | null {
     const staged = this.inPhase("staged");
     return staged?.held ? staged : null;
   }
 
-  /** Whether this version or a newer one is ready or runs. */
+  /** Whether the version with this key, or a newer version, is ready or runs. */
   offers(key: Key): boolean {
     return this.all("ready", "running").some((entry) => !newer(key, entry));
   }
@@ -138,7 +135,7 @@ export class VersionStore {
     return this.#rejected.some((rejected) => sameKey(rejected, key));
   }
 
-  /** Add an announced version, and drop an earlier version that is in this phase. */
+  /** Add an announced version, and drop the version that was announced before. */
   expect(announce: Announce): VersionEntry {
     this.move(this.inPhase("announced"), "newer");
     const entry = new VersionRecord(announce);
@@ -147,8 +144,8 @@ export class VersionStore {
   }
 
   /**
-   * Begin a session of this epoch: drop all announced versions, and those of other epochs that are
-   * arriving or staged. Request missing chunks again, since earlier requests will not be answered.
+   * Begin a session of this epoch: drop all announced versions, and the arriving and staged versions
+   * of other epochs. Request missing chunks again, since earlier requests will not be answered.
    */
   reconnected(epoch: number, now: number): void {
     for (const entry of this.all("announced", "arriving", "staged")) {
@@ -181,7 +178,7 @@ export class VersionStore {
   }
 
   /** Detach a version's buffer from the staging memory: the user of the version now owns it. */
-  letGo(entry: VersionRecord): void {
+  detachBuffer(entry: VersionRecord): void {
     if (entry.buffer !== null) this.buffers.forget();
     entry.buffer = null;
   }
@@ -189,8 +186,8 @@ export class VersionStore {
   // The patch base.
 
   /**
-   * Make the bytes of a new running version the patch base instead of the previous base. While an
-   * arriving patch needs the previous base, change nothing and return false.
+   * Make the bytes of a new running version the patch base; if `entry` or `data` is null, there is no
+   * base any more. While an arriving patch needs the previous base, change nothing and return false.
    */
   setPatchBase(
     entry: VersionRecord | null,
@@ -203,12 +200,12 @@ export class VersionStore {
     if (old?.own && (entry === null || own)) this.buffers.add(old.data); // else drop it
     this.#base = null;
     if (entry === null || running === null || data === null) return true;
-    if (own) this.letGo(entry);
+    if (own) this.detachBuffer(entry);
     this.#base = { running, layout: entry.layout, data, own };
     return true;
   }
 
-  /** End a transfer's use of its base. Release the base unless its version still runs. */
+  /** End a transfer's use of its patch base. Release the base unless the base's version still runs. */
   release(transfer: Transfer): void {
     const [base, runs] = [transfer.takeBase(), this.inPhase("running")];
     if (base === null || base !== this.#base || base.running === runs?.running) return;
@@ -236,13 +233,13 @@ export class VersionStore {
   }
 
   /**
-   * Apply an event to a version, and set the fields in `by`. Return false if the version's phase
-   * has no transition for the event.
+   * Apply an event to a version, and set `fields`. Return false, and change nothing, if `entry` is
+   * null, or its phase has no transition for the event.
    */
-  move(entry: VersionRecord | null, event: VersionEvent, by: Part = {}): boolean {
+  move(entry: VersionRecord | null, event: VersionEvent, fields: Part = {}): boolean {
     const after = entry === null ? undefined : VERSION_ARROWS[entry.phase][event];
     if (entry === null || after === undefined) return false;
-    Object.assign(entry, by, { phase: after });
+    Object.assign(entry, fields, { phase: after });
     this.#live = this.#live.filter((other) => other !== entry);
     if (after === "rejected") this.#rejected = [...this.#rejected, entry].slice(-REJECTED_KEPT);
     else if (after !== "dropped") this.#live.push(entry);

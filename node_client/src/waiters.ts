@@ -1,4 +1,4 @@
-/** A queue of promises that wait for a result, oldest first, each with its own deadline. */
+/** Implements a queue of promises that wait for a result, oldest first, each with a deadline. */
 
 export interface Deadline {
   /** Milliseconds; no limit if omitted. */
@@ -12,7 +12,7 @@ export interface Waiter<T> {
   readonly reject: (reason: unknown) => void;
 }
 
-const TIMEOUT_MAX = 2 ** 31 - 1; // milliseconds; `setTimeout` fires at once for more
+const TIMEOUT_MAX = 2 ** 31 - 1; // milliseconds; with a longer delay `setTimeout` fires at once
 
 export class Waiters<T> {
   readonly #waiting = new Set<Waiter<T>>();
@@ -21,10 +21,10 @@ export class Waiters<T> {
     return this.#waiting.size;
   }
 
-  /** Queue a waiter and return its promise. On a timeout, `late` must resolve or reject it. */
-  wait({ timeout, signal }: Deadline, late: (waiter: Waiter<T>) => void): Promise<T> {
+  /** Queue a waiter and return its promise. `timedOut` must resolve or reject the waiter. */
+  wait({ timeout, signal }: Deadline, timedOut: (waiter: Waiter<T>) => void): Promise<T> {
     if (timeout !== undefined && !(timeout >= 0)) {
-      throw new RangeError(`timeout ${timeout}; milliseconds are not negative`);
+      throw new RangeError(`timeout ${timeout}: milliseconds must not be negative`);
     }
     signal?.throwIfAborted();
     return new Promise<T>((resolve, reject) => {
@@ -45,13 +45,13 @@ export class Waiters<T> {
         },
       };
       const limit = Math.min(timeout ?? Number.POSITIVE_INFINITY, TIMEOUT_MAX);
-      const timer = timeout === undefined ? undefined : setTimeout(() => late(waiter), limit);
+      const timer = timeout === undefined ? undefined : setTimeout(() => timedOut(waiter), limit);
       signal?.addEventListener("abort", abort);
       this.#waiting.add(waiter);
     });
   }
 
-  /** Return the oldest waiter, which stays in the queue. */
+  /** Return the oldest waiter, which stays in the queue; undefined if the queue is empty. */
   next(): Waiter<T> | undefined {
     const [first] = this.#waiting;
     return first;

@@ -1,4 +1,4 @@
-/** The public API: a worker that receives versions of models and applies them. */
+/** Defines the public class `Worker`, which receives versions of models and applies them. */
 
 import { randomBytes } from "node:crypto";
 import { EventEmitter } from "node:events";
@@ -34,10 +34,10 @@ export interface WorkerOptions {
    */
   readonly models: readonly string[] | Readonly<Record<string, Registered | "snapshot">>;
   /**
-   * Called with each version that is complete and verified, before it is reported as applied. If
-   * the function throws or rejects, the version is reported as failed with that error. A snapshot
-   * is then dropped, and the previous version still runs. Registered memory already holds the new
-   * bytes, so no version runs there until another version is applied.
+   * Called with each version after its bytes are written, before it is reported as applied. If the
+   * function throws or rejects, the version is reported as failed with that error. A snapshot is
+   * then dropped, and the previous version still runs. Registered memory already holds the new
+   * bytes, so its model runs no version until another version is applied.
    */
   readonly apply?: Hook | undefined;
   /**
@@ -47,11 +47,11 @@ export interface WorkerOptions {
    */
   readonly beforeApply?: Hook | undefined;
   /**
-   * Milliseconds (60000) for a call of `apply` or `beforeApply`. If a call takes longer, the
-   * version fails.
+   * The deadline of a call of `apply` or `beforeApply` in milliseconds (60000). If a call takes
+   * longer, the version fails.
    */
   readonly applyTimeout?: number | undefined;
-  /** If false, published tensors that a registered model does not have are ignored. */
+  /** If false, published tensors that are not registered are ignored. Otherwise the version fails. */
   readonly strict?: boolean | undefined;
   /** If true, floats of 16, 32 and 64 bits are converted to the dtype of the registered tensor. */
   readonly cast?: boolean | undefined;
@@ -60,21 +60,21 @@ export interface WorkerOptions {
   /**
    * The path of a file that `weightbus keygen` wrote, the path of its folder (then `name` selects
    * the file), or the parsed file. With keys the worker connects only to the publisher that the
-   * file names. By default the path is the value of the environment variable WEIGHTBUS_KEYS;
-   * without that, there are no keys. `""` ignores the variable. A list has one for each address.
+   * file names. By default the path is the value of the environment variable WEIGHTBUS_KEYS; if it
+   * is not set, there are no keys. `""` ignores the variable. A list has an item for each address.
    */
   readonly keys?: WorkerKeys | string | readonly (WorkerKeys | string)[] | undefined;
   /** The largest version to accept, in bytes. */
   readonly bytesMax?: number | undefined;
   /**
    * If false, every version is received whole. Otherwise the publisher may send patches on the
-   * running version, for which the worker keeps one more copy of registered memory.
+   * running version, for which the worker keeps another copy of the registered tensors.
    */
   readonly patches?: boolean | undefined;
   /**
    * If true, the worker connects to any data endpoint that the publisher names. By default the
-   * endpoint must be on the host of the control address: without this limit, a publisher could make
-   * the worker connect to anything.
+   * endpoint must be on the host of the control address, so that a hostile publisher cannot make
+   * the worker connect to other hosts.
    */
   readonly anyDataHost?: boolean | undefined;
   /** Milliseconds between pings (1000). */
@@ -127,14 +127,14 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #applier: Applier;
   readonly #receivers = new Waiters<Update | undefined>();
   readonly #joiners = new Waiters<void>();
-  // Models with ready versions, those to be applied at once in one list, the longest waiting first.
+  // Models with ready versions, the longest waiting first. Each group is applied at once.
   #ready: (readonly string[])[] = [];
   #applying = 0; // number of versions being applied, at most one per pending `receive()`
-  #updates: Update[] = []; // of versions applied after their `receive()` had ended
+  #updates: Update[] = []; // applied versions that no `receive()` has returned yet
   #errors: (ApplyError | RefusedError)[] = [];
-  readonly #refusals = new Map<string, RefusedError>(); // the last of each address
-  #turnedAway: RefusedError | null = null; // the last in this round of the addresses
-  #refusal: RefusedError | null = null; // by the only address, or by the last after a round of all
+  readonly #refusals = new Map<string, RefusedError>(); // the last refusal by each address
+  #turnedAway: RefusedError | null = null; // the last refusal in this round of the addresses
+  #refusal: RefusedError | null = null; // the refusal that `joined` throws: no address is left
   #state: State = "joining";
   #closed: unknown; // the reason that the worker closed; undefined after `close()`
 
@@ -161,11 +161,11 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   /**
    * Start a worker. It joins in the background as soon as the publisher is reachable.
    *
-   * @param address - `tcp://HOST:PORT` or `ipc://PATH`; or a list of publishers of the same
-   * versions, such as the relays of one, in order of preference (or a text of several, separated by
-   * commas). The worker is with one at a time. If that publisher is lost or refuses the worker, it
-   * goes on to the next one, and after the last to the first. While it is with another than the
-   * first, it returns as soon as the first one answers.
+   * @param address - `tcp://HOST:PORT` or `ipc://PATH`; or several addresses in order of preference,
+   * as a list or separated by commas, of publishers of the same versions, such as several relays.
+   * The worker connects to one address at a time. If its publisher is lost or refuses the worker,
+   * the worker tries the next address, and after the last one the first. From another address it
+   * returns to the first one as soon as a publisher answers there.
    * @throws AddressError, KeysError, RangeError, or TypeError, if the address, the keys, a name, or
    * registered memory is invalid.
    */
@@ -204,7 +204,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     });
   }
 
-  /** The address that the worker is with, or tries. */
+  /** The address to which the worker is connected, or tries to connect. */
   get address(): string {
     return this.#loop.address;
   }
@@ -236,7 +236,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     const { timeout = JOIN_MS, signal } = deadline;
     await this.#joiners.wait({ timeout, signal }, (waiter) => {
       const at = this.addresses.join(", ");
-      const text = `no publisher answered at ${at} within ${timeout} ms: is one there?`;
+      const text = `no publisher answered at ${at} within ${timeout} ms: is one running there?`;
       waiter.reject(new TimeoutError(text));
     });
   }
@@ -248,9 +248,9 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
    * returns that version.
    *
    * Versions of several models that are published as one are applied by one call, which returns the
-   * first; later calls return the others. No reader has these models meanwhile. `beforeApply` and
-   * then `apply` are called for all of them, one right after another, before any is reported. If one
-   * version fails, so do the others.
+   * first of them; later calls return the others. Meanwhile `reading` waits for each of the models.
+   * `beforeApply` is called for all versions, then `apply` for all, before any version is reported.
+   * If one version fails, so do the others.
    *
    * @returns the applied version; undefined if none was applied before the timeout.
    * @throws ApplyError, RefusedError (see above), ClosedError, or the signal's reason.
@@ -271,9 +271,9 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   /**
    * Call `use` while no version is written into the model's registered memory, and return its
-   * result. Tasks other than the receiving task need this: a large version is written in slices,
-   * and other tasks run between the slices. A ready version waits until `use` has returned. `use`
-   * must not call `reading`.
+   * result. Code that runs concurrently with `receive()` needs this: a large version is written in
+   * slices, and other tasks run between the slices. A ready version waits until `use` has returned.
+   * `use` must not call `reading`.
    *
    * @param deadline - how long to wait for an apply in progress; by default `applyTimeout`.
    * @throws TornError - if the memory holds no version, because an apply failed half-way.
@@ -283,7 +283,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     return this.#applier.reading(model, use, deadline);
   }
 
-  /** Yield each applied version until the worker is closed. Leaving the loop does not close it. */
+  /** Yield each applied version until the worker is closed. Leaving the loop closes nothing. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Update, void, undefined> {
     while (this.#state !== "closed") {
       try {
@@ -386,7 +386,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     this.#emit("notice", "moved", `this worker changes over from ${from} to ${to}: ${why}`);
   }
 
-  /** Reject the joiners, and have the next `receive()` throw, unless a listener has the refusal. */
+  /** Reject all calls of `joined` and, unless the event `refused` has a listener, `receive()`. */
   #turnAway(refusal: RefusedError): void {
     this.#refusal = refusal;
     for (const joiner of this.#joiners.all()) joiner.reject(refusal);
@@ -398,6 +398,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     else this.#throwLater(error);
   }
 
+  /** Make a pending `receive()` throw an error, or else the next one. */
   #throwLater(error: ApplyError | RefusedError): void {
     const receiver = this.#receivers.next();
     if (receiver !== undefined) receiver.reject(error);
@@ -427,14 +428,15 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   // Applying.
 
   /**
-   * Add models with ready versions. What waits to be applied at once with an older version of one of
-   * them is applied at once with the new ones.
+   * Add models whose versions are ready, to be applied at once. Waiting groups that have one of these
+   * models are merged into the new group.
    */
   #addReady(models: readonly string[]): void {
-    const first = this.#ready.findIndex((group) => group.some((model) => models.includes(model)));
-    const others = this.#ready.filter((group) => !group.some((model) => models.includes(model)));
-    const joined = this.#ready.filter((group) => group.some((model) => models.includes(model)));
-    const group = [...new Set([...models, ...joined.flat()])].sort();
+    const overlaps = (group: readonly string[]) => group.some((model) => models.includes(model));
+    const first = this.#ready.findIndex(overlaps);
+    const others = this.#ready.filter((group) => !overlaps(group));
+    const merged = this.#ready.filter(overlaps);
+    const group = [...new Set([...models, ...merged.flat()])].sort();
     others.splice(first < 0 ? others.length : first, 0, group);
     this.#ready = others;
   }
@@ -487,11 +489,11 @@ function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<
   return targets;
 }
 
-/** Return a name that the worker's key allows: `form` with a random part instead of its `*`. */
-function defaultName(form = "*"): string {
+/** Return a worker name that fits a key's pattern: its `*` becomes host, process id, random part. */
+function defaultName(pattern = "*"): string {
   const host = hostname()
     .replace(/[^A-Za-z0-9._-]/g, "-")
     .slice(0, 80);
-  const drawn = `${host}-${process.pid}-${randomBytes(3).toString("hex")}`;
-  return form.replace("*", drawn);
+  const unique = `${host}-${process.pid}-${randomBytes(3).toString("hex")}`;
+  return pattern.replace("*", unique);
 }

@@ -1,9 +1,9 @@
 /**
- * The worker's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+ * Implements the worker's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
  *
  * libzmq receives each message into newly allocated memory and passes it between threads; both cost
- * more time than the network. It also collects the frames of a message without limit. This module
- * therefore parses messages itself, and payloads are received from the kernel directly into their
+ * more time than the network. Besides, libzmq collects the frames of a message without limit. So
+ * this module parses messages itself, and payloads are received from the kernel directly into their
  * buffer. The caller writes input into `room()`, then calls `received()` with the number of bytes.
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
@@ -19,20 +19,20 @@ import type { Lease } from "./transfer.js";
 import { printable } from "./words.js";
 
 const [MORE, LONG, COMMAND] = [1, 2, 4] as const;
-const TICKET = "\x03"; // first byte of a message with a ticket
+const TICKET = "\x03"; // the first byte of a message with a ticket
 const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
-const FRAMES_MAX = 8; // of a message; a later protocol may have several payloads
-const SCRATCH_BYTES = 2 ** 15; // to read ahead; at most this much of a payload is copied once more
-const RECEIVE_BYTES = 2 ** 18; // to read at once, so that they are in the cache for the checksum
-const WORDS_MAX = 200; // characters of an ERROR to show
+const FRAMES_MAX = 8; // per message; a later protocol may have several payloads
+const SCRATCH_BYTES = 2 ** 15; // for input outside a lease; so much of a payload is copied at most
+const RECEIVE_BYTES = 2 ** 18; // of a payload read at once: they are hashed while in the CPU's cache
+const ERROR_TEXT_MAX = 200; // characters of an ERROR command to show
 const NOTHING = Buffer.alloc(0);
 
 const MECHANISM = "NULL";
-// Signature and version. The rest is sent once the peer's security mechanism is known: libzmq
-// closes a connection with another mechanism before it sends its own.
 /** How the greeting of every ZMTP peer begins. */
 export const SIGNATURE = Buffer.from("ff00000000000000007f", "hex");
+// Signature and version. The rest of the greeting, with the security mechanism, is sent once the
+// peer's is known: libzmq closes a connection with another mechanism before it sends its own.
 const GREETING = Buffer.concat([SIGNATURE, Buffer.from([3, 0])]);
 const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 
@@ -40,7 +40,7 @@ const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 export interface Kind {
   /** The name of the type in READY. */
   readonly name: string;
-  /** The socket types that it may connect to. */
+  /** The socket types to which this type may connect. */
   readonly peers: readonly string[];
   /** The index of a message's payload frame: after the topic, if any, and the header. */
   readonly payload: number;
@@ -88,12 +88,12 @@ export class Stream {
   readonly #topics = new Set<string>();
   #ticket = "";
   readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head
-  #have = 0; // bytes of the head received so far
+  #headCount = 0; // bytes of the head received so far
   #frames: Uint8Array[] = []; // of the message that is arriving
   #body: Body | null = null;
   #payload: Lease | null = null; // of the message that is arriving
   readonly #scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
-  #direct = false; // the last `room()` was in a lease
+  #direct = false; // whether the last `room()` was in a lease
   #messages = 0; // received messages and pieces of payloads
   #commands = 0; // received commands
 
@@ -119,7 +119,7 @@ export class Stream {
   }
 
   /** Send a message of one frame. */
-  say(body: Uint8Array): void {
+  send(body: Uint8Array): void {
     this.#send(body);
   }
 
@@ -163,26 +163,23 @@ export class Stream {
     this.#payload = null;
   }
 
-  // Each of these methods consumes bytes and returns their number.
+  // `#takeHead` and `#takeBody` consume bytes and return their number.
 
   #takeHead(bytes: Uint8Array): number {
     const wanted = this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[0] as number);
-    const count = Math.min(wanted - this.#have, bytes.length);
-    this.#head.set(bytes.subarray(0, count), this.#have);
-    this.#have += count;
-    if (this.#have < wanted) return count; // a long size may be incomplete
-    this.#have = 0;
+    const count = Math.min(wanted - this.#headCount, bytes.length);
+    this.#head.set(bytes.subarray(0, count), this.#headCount);
+    this.#headCount += count;
+    if (this.#headCount < wanted) return count; // a long size may be incomplete
+    this.#headCount = 0;
     if (this.state === "greeting") this.#greeted(this.#head);
     else this.#begin(this.#head, wanted);
     return count;
   }
 
-  /**
-   * Return the length of a frame's head, by its flags: these were received already, or are the byte
-   * `next`.
-   */
+  /** Return the length of a frame's head, given its flags: received already, or the byte `next`. */
   #headBytes(next: number): number {
-    const flags = this.#have > 0 ? (this.#head[0] as number) : next;
+    const flags = this.#headCount > 0 ? (this.#head[0] as number) : next;
     if (flags > (MORE | LONG | COMMAND)) throw new ZmtpError(`a frame with flags ${flags}`);
     return flags & LONG ? HEAD_BYTES_MAX : 2;
   }
@@ -198,7 +195,7 @@ export class Stream {
     this.#send(ready(this.kind.name), COMMAND);
   }
 
-  /** Handle the complete head of a frame: choose the memory for the body. */
+  /** Handle the complete head of a frame: check the size, and provide memory for the body. */
   #begin(head: Buffer, headBytes: number): void {
     const flags = head[0] as number;
     const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));
@@ -251,7 +248,7 @@ export class Stream {
     this.#frames = [];
     this.#messages += 1;
     this.handlers.message(frames);
-    this.close(); // cancel a lease that the message did not use
+    this.close(); // cancel a lease that the handler did not use
   }
 
   #command(body: Buffer): void {
@@ -264,15 +261,15 @@ export class Stream {
       if (this.#ticket !== "") this.#send(Buffer.from(TICKET + this.#ticket, "latin1")); // K7
       for (const topic of this.#topics) this.#sendTopic(topic, true);
     } else if (name === "PING") {
-      // A TTL of two bytes is followed by a context of at most 16, which PONG returns.
+      // A TTL of two bytes is followed by a context of at most 16 bytes, which PONG returns.
       const pong = Buffer.concat([
         Buffer.from("\x04PONG", "latin1"),
         body.subarray(end + 2, end + 18),
       ]);
       this.#send(pong, COMMAND);
     } else if (name === "ERROR") {
-      const words = printable(body.toString("latin1", end + 1), WORDS_MAX);
-      throw new ZmtpError(`the other side says: ${words}`);
+      const text = printable(body.toString("latin1", end + 1), ERROR_TEXT_MAX);
+      throw new ZmtpError(`the other side says: ${text}`);
     }
   }
 
@@ -287,7 +284,7 @@ export class Stream {
     this.#send(Buffer.from(`${on ? "\x01" : "\0"}${topic}`, "latin1"));
   }
 
-  /** Send one frame: a command, or a message of one frame. */
+  /** Send one frame: a command, or a message. */
   #send(body: Uint8Array, flags = 0): void {
     const long = body.length > 255;
     const head = Buffer.alloc(long ? HEAD_BYTES_MAX : 2);

@@ -74,7 +74,7 @@ export class Bench {
 
   /** Apply it; `kept`: as a snapshot, which stays with the user. */
   apply(kept = false): Effect[] {
-    this.machine.taken("m");
+    this.machine.takeReady("m");
     return this.machine.applied("m", this.now, kept);
   }
 }

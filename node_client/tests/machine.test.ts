@@ -41,7 +41,7 @@ test("buffers are used again", () => {
 test("memory that a user keeps is not used again", () => {
   const bench = new Bench();
   bench.push(version(1));
-  const data = bench.machine.taken("m")?.data;
+  const data = bench.machine.takeReady("m")?.data;
   bench.machine.applied("m", bench.now, true);
   for (let number = 2; number <= 9; number++) {
     bench.push(version(number));
@@ -140,7 +140,7 @@ test("what failed to be applied is not tried again, and its report is repeated",
   bench.push(version(1));
   bench.apply();
   bench.push(version(2));
-  bench.machine.taken("m");
+  bench.machine.takeReady("m");
   const [failed] = sent(bench.machine.failed("m", "it hurts", bench.now), "failed");
   assert.equal(failed?.text, "it hurts");
   bench.push(version(2));
@@ -230,7 +230,7 @@ test("after a long silence of everybody it greets again and goes on where it was
 test("what was applied late, of a later publisher, is told until that is settled", () => {
   const bench = new Bench();
   bench.push(version(1));
-  bench.machine.taken("m");
+  bench.machine.takeReady("m");
   bench.control(welcome(6));
   assert.equal(bench.machine.epoch, 6);
   bench.machine.applied("m", bench.now);

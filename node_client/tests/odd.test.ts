@@ -93,7 +93,7 @@ function say(bench: Bench, { type, fields, pushed, payloads }: Said): void {
 }
 
 function use({ machine, now }: Bench, how: string): void {
-  if (how !== "") machine.taken("m");
+  if (how !== "") machine.takeReady("m");
   if (how === "apply") machine.applied("m", now);
   else if (how !== "") machine.failed("m", "no", now, how === "fail");
 }

@@ -450,7 +450,7 @@ test("an apply that tears the model leaves nothing to build on", () => {
   const bench = new Patched();
   bench.tell(TWO, [new PublishedPatch(ONE, TWO).offered]);
   bench.decode(bench.feed(new PublishedPatch(ONE, TWO)));
-  bench.machine.taken("m");
+  bench.machine.takeReady("m");
   bench.machine.failed("m", "no", bench.now, false);
   assert.equal(bench.follower.versions.base, null);
   bench.tell(THREE, [new PublishedPatch(TWO, THREE).offered]);
@@ -582,7 +582,7 @@ class Play extends Patched {
       wait: () => this.wait(10 * number),
       welcome: () => this.control(welcome(7)),
       tear: () => {
-        this.machine.taken("m");
+        this.machine.takeReady("m");
         return this.machine.failed("m", "no", this.now, by > 1);
       },
       spoil: () => {

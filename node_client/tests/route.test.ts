@@ -43,22 +43,22 @@ test("a round begins where a session has ended, unless that ended at once", () =
 test("the first address is probed in a session with another, one probe at a time", () => {
   const r = route(2);
   r.joined(0);
-  assert.ok(!r.probes(100_000), "it is with the first address");
+  assert.ok(!r.startProbe(100_000), "it is with the first address");
   r.failed(100_000);
-  assert.ok(!r.probes(200_000), "no session has begun");
+  assert.ok(!r.startProbe(200_000), "no session has begun");
   r.joined(200_000);
   assert.deepEqual(
-    [204_999, 205_000, 206_000].map((now) => r.probes(now)),
+    [204_999, 205_000, 206_000].map((now) => r.startProbe(now)),
     [false, true, false],
   );
   assert.ok(!r.probed(false, 206_000));
   assert.deepEqual(
-    [210_999, 211_000].map((now) => r.probes(now)),
+    [210_999, 211_000].map((now) => r.startProbe(now)),
     [false, true],
   );
   assert.ok(r.probed(true, 212_000));
   assert.equal(r.present, 0);
-  assert.ok(!r.probes(300_000) && !r.probed(true, 300_000), "it is there");
+  assert.ok(!r.startProbe(300_000) && !r.probed(true, 300_000), "it is there");
   const late = route(2);
   late.failed(0);
   assert.ok(!late.probed(true, 1_000), "it goes round anyway");
@@ -73,7 +73,7 @@ test("returns in vain are rarer each time, until a session lasts", () => {
     r.failed(now);
     r.joined(++now);
     const begun = now;
-    while (!r.probes(now)) assert.ok(++now < begun + 100_000, "it is never probed");
+    while (!r.startProbe(now)) assert.ok(++now < begun + 100_000, "it is never probed");
     assert.ok(r.probed(true, now));
     return now - begun;
   };

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
-import { inSlices, touched } from "../src/slices.js";
+import { inSlices, prefault } from "../src/slices.js";
 import { Buffers } from "../src/staging.js";
 
 const PAGE = 4096;
@@ -31,17 +31,17 @@ test("long work lets the event loop turn, short work is done at once", async (t)
   assert.equal(done, 10);
 });
 
-test("fresh memory is touched, until a version takes it", () => {
+test("fresh memory is prefault, until a version takes it", () => {
   const buffers = new Buffers();
   const memory = buffers.preallocate(2 ** 21 + 1);
   assert.ok(memory !== null && buffers.unused(memory));
-  const touching = touched(memory, () => buffers.unused(memory));
+  const touching = prefault(memory, () => buffers.unused(memory));
   touching.next();
   assert.deepEqual([memory[0], memory[2 ** 20 - PAGE], memory[2 ** 20]], [1, 1, 0]);
   assert.equal(buffers.take(memory.length), memory);
   assert.deepEqual([...touching], []);
   assert.equal(memory.at(-1), 0, "it is the version's now");
   assert.equal(buffers.preallocate(5), null, "there is one");
-  for (const _ of touched(memory, () => true));
+  for (const _ of prefault(memory, () => true));
   assert.equal(memory.at(-1), 1);
 });
