@@ -118,7 +118,7 @@ def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarge
     """
     end = time.monotonic() + served.seconds
     with screen.waiting(f"waiting for {', '.join(served.urls)}"):
-        while missing := target.missing():
+        while missing := target.check_servers():
             if time.monotonic() > end:
                 raise AbsentError(f"{missing}; within {served.seconds:g} s (--load-timeout)")
             time.sleep(LOOK_SECONDS)
@@ -133,7 +133,7 @@ class _Look:
         self._last: list[str] = []
 
     def __call__(self) -> None:
-        found = self._target.look()
+        found = self._target.sync()
         if found is None:
             return
         for text in found:

@@ -1,7 +1,7 @@
-"""HTTP calls to one server, with a deadline, a few retries, and a bound on the answer's length.
+"""Makes HTTP calls to one server, with a deadline, retries, and a limit on the answer's length.
 
-A call without an answer is repeated, although the server may have received it. So allow more than
-one try only for idempotent calls.
+A call without an answer is repeated, although the server may have received the first call. So
+allow more than one try only for idempotent calls.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ CONNECT_SECONDS = 5.0  # seconds in which a server must accept a connection
 TRIES = 4
 PAUSE_SECONDS = 0.5  # pause before the second try; doubled before each further try
 ANSWER_BYTES_MAX = 256 * 1024  # largest answer: a status, or the list of the server's models
-ERROR_SHOWN = 600  # characters kept of an engine's error text; a report on the bus has at most 4096
-NOT_NOW = {502, 503, 504}  # statuses of a server or proxy that is starting or stopping
+ERROR_SHOWN = 600  # characters shown of a server's error text; a report on the bus has at most 4096
+UNREADY = {502, 503, 504}  # statuses of a server or proxy that is starting or stopping
 
 
 class ServerError(WeightBusError):
@@ -36,8 +36,8 @@ class CallError(ServerError):
         text: The error message: which call failed, and why.
 
     Attributes:
-        harmless: Whether the server is unchanged, because the call did not reach it or did not
-            begin.
+        harmless: Whether the server is unchanged, since the call did not reach it or changed
+            nothing.
     """
 
     def __init__(self, text: str, *, harmless: bool = False) -> None:
@@ -71,7 +71,7 @@ class HttpAnswer:
 
     @property
     def message(self) -> str:
-        """The error message in the answer, from the first field that contains one, shortened."""
+        """The error message from the answer's fields, or else the answer's text; shortened."""
         error = self.fields.get("error")
         if isinstance(error, dict):
             error = cast("dict[str, Any]", error).get("message")
@@ -91,8 +91,8 @@ class Server:
         url: The URL, such as `http://gpu-1:8000`. A user and a password in it are
             sent, but never shown.
         token: The bearer token; empty: none.
-        tries: How often a call is made at most.
-        pause: Seconds before the second try.
+        tries: The most tries of a call.
+        pause: Seconds before the second try; doubled before each further try.
 
     Raises:
         ModuleNotFoundError: httpx is not installed; the message says what to install.
@@ -109,8 +109,8 @@ class Server:
         auth = (parts.username, parts.password) if parts.userinfo else None
         url = str(parts.copy_with(username="", password="")) if auth else url
         self.url, self._tries, self._pause = url.rstrip("/"), tries, pause
-        # No proxy from the environment and no redirects, since they lead to another host. A new
-        # connection for each call, since a server may close an idle one as the next call is sent.
+        # Proxies of the environment and redirects would lead to another host. Each call has a new
+        # connection, since a server may close an idle connection just as the next call is sent.
         self._client = self._httpx.Client(
             limits=self._httpx.Limits(max_keepalive_connections=0),
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -123,8 +123,8 @@ class Server:
         """Make a GET call; see `call`."""
         return self.call("GET", path, None, seconds)
 
-    def ready(self, path: str) -> bool:
-        """Return False if the route `path` answers 503; makes only one try."""
+    def is_ready(self, path: str) -> bool:
+        """Return False if the route `path` answers 503. Makes one try; may raise SilentError."""
         try:
             return self._once("GET", path, None, time.monotonic() + CONNECT_SECONDS).status != 503
         except self._httpx.HTTPError as error:
@@ -141,24 +141,24 @@ class Server:
             SilentError: No answer came. The error is `harmless` if no try reached the server.
             CallError: The answer is too long.
         """
-        end, reached, why, tried = time.monotonic() + seconds, False, "", 0
-        while tried < self._tries and (not tried or time.monotonic() < end):
-            if tried:
-                time.sleep(max(0.0, min(self._pause * 2 ** (tried - 1), end - time.monotonic())))
-            tried += 1
+        end, reached, why, tries = time.monotonic() + seconds, False, "", 0
+        while tries < self._tries and (not tries or time.monotonic() < end):
+            if tries:
+                time.sleep(max(0.0, min(self._pause * 2 ** (tries - 1), end - time.monotonic())))
+            tries += 1
             try:
                 answer = self._once(method, path, body, end)
             except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
-                why = f"cannot be reached ({error}), so check that it runs there"
+                why = f"cannot be reached ({error}): check that the server runs at this URL"
             except self._httpx.TimeoutException:
                 reached, why = True, f"gave no answer within {seconds:.3g} s"
             except self._httpx.HTTPError as error:
                 reached, why = True, f"broke off ({error})"
             else:
-                if answer.status not in NOT_NOW:
+                if answer.status not in UNREADY:
                     return answer
                 reached, why = True, f"is not ready ({answer})"
-        times = f", {tried} times" if tried > 1 else ""
+        times = f", {tries} times" if tries > 1 else ""
         raise SilentError(f"{self.url} {why}: {method} {path}{times}", harmless=not reached)
 
     def _once(self, method: str, path: str, body: object, end: float) -> HttpAnswer:
@@ -167,17 +167,17 @@ class Server:
         limits = self._httpx.Timeout(left, connect=min(CONNECT_SECONDS, left))
         request: Callable[..., Any] = self._client.stream
         with request(method, self.url + path, json=body, timeout=limits) as response:
-            got = bytearray()
+            received = bytearray()
             for piece in response.iter_bytes():
-                got += piece
-                if len(got) > ANSWER_BYTES_MAX:
+                received += piece
+                if len(received) > ANSWER_BYTES_MAX:
                     raise CallError(
                         f"{self.url} answers {method} {path} with more than {ANSWER_BYTES_MAX} "
-                        "bytes: it is not a server of that kind"
+                        "bytes: check that the URL is that of an inference server"
                     )
                 if time.monotonic() > end:
                     raise self._httpx.ReadTimeout("its answer did not end")
-            return HttpAnswer(int(response.status_code), got.decode(errors="replace"))
+            return HttpAnswer(int(response.status_code), received.decode(errors="replace"))
 
     def close(self) -> None:
         self._client.close()

@@ -1,17 +1,17 @@
-"""The HTTP routes of SGLang and vLLM servers that load weights: arguments, answers, side effects.
+"""Makes SGLang and vLLM servers pause, load weights and resume, through their HTTP routes.
 
-This follows the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Each call is idempotent, since
-`calls.Server` may make it twice.
+This follows the sources of sglang 0.5.23 and vllm 0.28.0 and 0.33.0. Each call must be idempotent,
+since `calls.Server` may make it twice.
 
 sglang  /update_weights_from_disk waits until running requests end, and holds new requests back;
         during a pause it loads at once. It answers {"success", "message"}, with status 400 for a
-        failure; "Weights were updated, ..." means that only the cache was not flushed. After a
+        failure; "Weights were updated, ..." means that only the flush of the cache failed. After a
         failed load, the server's "rollback" does not restore the old weights: it reads the new
         files again. The server skips names that its model lacks, and reports success. The server
         cannot replace an adapter. So the bridge unloads the old adapter and then loads the new
         adapter. The unload call waits until the requests that use the adapter have ended. A request
-        in between makes the server load the adapter again from the old path. Therefore the old path
-        is a link, which already points to the new version.
+        between the two calls makes the server load the adapter again from the old path. Therefore
+        that path is a link, which already points to the new version.
 vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
         The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1. If a
         load fails half-way, the server keeps the partly loaded weights. The next load may fail with
@@ -35,11 +35,11 @@ ANSWER_SECONDS = 10.0  # seconds for fast calls, such as status and resume
 INFO_SECONDS = 60.0  # seconds for /server_info, which the server first has to collect
 FLUSH_SECONDS = 30.0  # seconds for a flush of the cache, between two steps of the engine
 FLUSH_PAUSE_SECONDS = 0.2  # seconds between two tries to flush the cache
-UNPAUSED = "none"  # the mode without a pause: the load itself waits for running requests
+UNPAUSED = "none"  # the pause mode in which the load itself waits for running requests
 BROKEN = "broken"  # the version label of a server that must be restarted
 UPDATED = "Weights were updated"  # start of sglang's message if only the flush of the cache failed
-DENIED = {401, 403}
-NO_ROUTE = {404, 405}
+DENIED = {401, 403}  # statuses
+NO_ROUTE = {404, 405}  # statuses
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EngineSettings:
     """The settings that apply to all servers.
 
     Attributes:
-        pause: How a pause treats running requests; None: the engine's first mode.
+        pause: The pause mode: what happens to running requests. None: the engine's first mode.
         seconds: The longest time that a server may take to load a version.
         folder: The folder with a folder per version, and with marker files and links that outlive
             this process.
@@ -66,7 +66,7 @@ class ServedWeights:
 
     Attributes:
         folder: The path of the weights on the server.
-        version: The version label that the server then reports; unused for an adapter.
+        version: The version label that the server reports after the load; unused for an adapter.
         adapter: The name of the adapter; empty: the model's own weights.
     """
 
@@ -80,14 +80,14 @@ class Engine(ABC):
 
     kind: ClassVar[str]  # the engine's name, the value of --kind
     pauses: ClassVar[tuple[str, ...]]  # the pause modes, the default first
-    last_resort: ClassVar[str]  # the pause mode if the server may have parts of two versions
-    go_on: ClassVar[str]  # the route that ends a pause
+    last_resort: ClassVar[str]  # the pause mode for a server that may have parts of two versions
+    resume_route: ClassVar[str]  # the route that ends a pause
 
     def __init__(self, server: Server, settings: EngineSettings) -> None:
         self._server, self._settings = server, settings
         self._pause = self.pauses[0] if settings.pause is None else settings.pause
-        # Two marker files, which also inform the next process that uses this folder: `_mark` exists
-        # while a bridge has paused the server, `_part` while the server is `partial`.
+        # Two marker files, from which another process that uses this folder also knows: `_mark`
+        # exists while a bridge has paused the server, `_part` while the server is `partial`.
         self._mark = settings.folder / f".paused-{crc32(self.url.encode()):08x}"
         self._part = settings.folder / f".partial-{crc32(self.url.encode()):08x}"
 
@@ -106,7 +106,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def home(self) -> str:
+    def loaded_from(self) -> str:
         """Return the path or name from which the server read its current weights."""
 
     @abstractmethod
@@ -115,9 +115,9 @@ class Engine(ABC):
 
     @abstractmethod
     def check_reload(self, derived: str) -> None:
-        """Check that a reload also updates the copies that the server makes of weights.
+        """Check that a reload also updates the copies that the server makes of some weights.
 
-        `derived` is the kind of these weights; see `ServedCheckpoint.derived`.
+        `derived` names the kind of weights that are copied; see `ServedCheckpoint.derived`.
 
         Raises:
             CallError: A reload does not update the copies, so the server would mix old and new
@@ -135,17 +135,17 @@ class Engine(ABC):
         Raises:
             CallError: The model itself has that name.
         """
-        root, parent = self._cards().get(name, (None, "none"))
+        root, parent = self._listed_models().get(name, (None, "none"))
         if not parent:
             text = f"{self.url} calls its own model {name!r}: give another name with --lora"
             raise CallError(text, harmless=True)
         return root
 
-    def _cards(self) -> dict[str, tuple[str, str]]:
-        """Return (path, base model) of each listed model, by name; the model itself has no base."""
+    def _listed_models(self) -> dict[str, tuple[str, str]]:
+        """Return (path, base model) by name of the model, without a base, and of each adapter."""
         answer = self._checked(self._server.get("/v1/models", ANSWER_SECONDS), "/v1/models")
         found: dict[str, tuple[str, str]] = {}
-        with contextlib.suppress(AttributeError, TypeError):  # an answer of another form
+        with contextlib.suppress(AttributeError, TypeError):  # the answer has another structure
             for card in cast("list[dict[str, Any]]", answer.fields.get("data")):
                 found[str(card.get("id"))] = str(card.get("root")), str(card.get("parent") or "")
         return found
@@ -155,19 +155,19 @@ class Engine(ABC):
     def load(self, weights: ServedWeights) -> None:
         """Load weights on the server.
 
-        If this fails half-way, the server is `partial`: `resume` does nothing until a load
-        succeeds.
+        If the load fails half-way, the server is `partial`: `resume` does nothing until another
+        load succeeds.
 
         Raises:
-            CallError: The load failed; the message has the server's text. `harmless` if the server
-                is unchanged.
+            CallError: The load failed; the message has the server's text. The error is `harmless`
+                if the server is unchanged.
         """
         if weights.adapter:
             self._load_adapter(weights.adapter, weights.folder)
             return
         was_whole = not self.partial
         # Written before the call, since this process may be killed during the call.
-        _write(self._part, f"{self.url} does not begin to load")
+        _create_marker(self._part, f"{self.url} was not asked to load")
         try:
             self._load(weights.folder, weights.version)
         except CallError as error:
@@ -189,7 +189,7 @@ class Engine(ABC):
         """Return whether any client has paused the server."""
 
     @abstractmethod
-    def _stop(self, mode: str) -> HttpAnswer: ...  # make the call that pauses
+    def _request_pause(self, mode: str) -> HttpAnswer: ...  # make the call that pauses
 
     def pause(self) -> None:
         """Pause the server until `resume`; do nothing if another client has paused it.
@@ -198,15 +198,15 @@ class Engine(ABC):
             CallError: The server does not confirm the pause; its weights are unchanged.
         """
         if self._pause != UNPAUSED:
-            self._stand_still(self._pause)
+            self._pause_in(self._pause)
 
-    def _stand_still(self, mode: str) -> None:
+    def _pause_in(self, mode: str) -> None:
         try:
             if self._paused() and not self._mark.exists():
                 return
             # Written before the call, since this process may be killed during the call.
-            _write(self._mark, f"{self.url} is not paused")
-            self._checked(self._stop(mode), "its pause")
+            _create_marker(self._mark, f"{self.url} was not asked to pause")
+            self._checked(self._request_pause(mode), "its pause")
         except CallError as error:  # harmless, since a pause does not change weights
             raise CallError(str(error), harmless=True) from None
 
@@ -219,12 +219,12 @@ class Engine(ABC):
         if self._pause != UNPAUSED:
             return  # the server was paused before the load
         try:
-            self._stand_still(self.last_resort)
+            self._pause_in(self.last_resort)
         except CallError as error:
             raise CallError(f"{error}: it may ANSWER with parts of two versions") from None
 
     def resume(self) -> None:
-        """End a pause that this bridge or an earlier one began, unless the server is `partial`.
+        """End a pause that this or an earlier bridge began, unless the server is `partial`.
 
         Raises:
             CallError: The server does not confirm that it has resumed.
@@ -232,15 +232,15 @@ class Engine(ABC):
         if self.partial or not self._mark.exists():
             return
         try:
-            answer = self._server.post(self.go_on, {}, ANSWER_SECONDS)
+            answer = self._server.post(self.resume_route, {}, ANSWER_SECONDS)
             why = "" if answer.succeeded else f"{self.url} answers {answer}"
         except CallError as error:
             why = str(error)
         if why:
             raise CallError(
-                f"{self.url} may still be paused: {why}. This is tried again every few seconds; by "
-                f"hand: curl -X POST {self.url}{self.go_on} -H 'Content-Type: application/json' "
-                "-d '{}'"
+                f"{self.url} may still be paused: {why}. The call is repeated every few seconds; "
+                f"by hand: curl -X POST {self.url}{self.resume_route} "
+                "-H 'Content-Type: application/json' -d '{}'"
             )
         self._mark.unlink(missing_ok=True)
 
@@ -257,22 +257,22 @@ class Engine(ABC):
         if answer.status in DENIED:
             advice = "; give its key with --token, or in WEIGHTBUS_SERVER_TOKEN"
         elif answer.status in NO_ROUTE and answer.message in ("Not Found", "Method Not Allowed"):
-            advice = f"; {self._lacking(what)}"
+            advice = f"; {self._missing_route_advice(what)}"
         else:
             raise CallError(f"{self.url} refuses {what}: {answer}")
         raise CallError(f"{self.url} refuses {what}: {answer}{advice}", harmless=True)
 
     @abstractmethod
-    def _lacking(self, what: str) -> str:
+    def _missing_route_advice(self, what: str) -> str:
         """Return advice for an error text: why the server lacks the route of the call `what`."""
 
-    def _other(self, path: str, kind: str) -> str:
-        """Return advice on whether the server is of `kind`, whose servers have the route `path`."""
-        if self._has(path):
+    def _kind_advice(self, path: str, kind: str) -> str:
+        """Return advice for a server that may be of `kind`, whose servers have the route `path`."""
+        if self._has_route(path):
             return f"it is a server of {kind}, by its {path}: --kind {kind}"
         return f"it is not a server of {self.kind}: check its URL and --kind"
 
-    def _has(self, path: str) -> bool:
+    def _has_route(self, path: str) -> bool:
         with contextlib.suppress(CallError):
             return self._server.get(path, ANSWER_SECONDS).succeeded
         return False
@@ -282,21 +282,21 @@ class Sglang(Engine):
     kind = "sglang"
     pauses = ("retract", "abort", "in_place", UNPAUSED)
     last_resort = "abort"
-    go_on = "/continue_generation"
+    resume_route = "/continue_generation"
 
     def version(self) -> str:
-        """Return the version label: that of the last load, else that of the server's start."""
+        """Return the version label of the last load, or of the server's start."""
         return str(self._info().get("weight_version"))
 
-    def home(self) -> str:
-        """Return the server's model path: the path of the version that it loaded last."""
+    def loaded_from(self) -> str:
+        """Return the server's model path, which is that of the version that it loaded last."""
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
         """Return the path of the checkpoint with which the server started.
 
         A load by this bridge changes the server's model path, but not its tokenizer path. So after
-        such a load, this is the tokenizer path.
+        such a load, the result is the tokenizer path.
         """
         info = self._info()
         path = str(info.get("model_path"))
@@ -310,10 +310,10 @@ class Sglang(Engine):
         return self._checked(self._server.get("/model_info", ANSWER_SECONDS), "/model_info").fields
 
     def _paused(self) -> bool:
-        """Return whether the server accepts no requests, since SGLang does not report pauses."""
-        return not self._server.ready("/ready")
+        """Return whether the server accepts no requests; SGLang does not report pauses."""
+        return not self._server.is_ready("/ready")
 
-    def _stop(self, mode: str) -> HttpAnswer:
+    def _request_pause(self, mode: str) -> HttpAnswer:
         return self._server.post("/pause_generation", {"mode": mode}, self._settings.seconds)
 
     def _load(self, folder: str, version: str) -> None:
@@ -330,7 +330,7 @@ class Sglang(Engine):
         self._succeeded(answer, route)
 
     def adapter(self, name: str) -> str | None:
-        """Return the path of an adapter, or the link's target if the path is this bridge's link."""
+        """Return an adapter's path; if that is this bridge's link, the link's target."""
         path, link = super().adapter(name), self._link
         ours = path is not None and PurePosixPath(path).name == link.name and link.is_symlink()
         return os.readlink(link) if ours else path
@@ -351,7 +351,7 @@ class Sglang(Engine):
             self._succeeded(answer, "/unload_lora_adapter")
         body = {"lora_name": name, "lora_path": f"{self._settings.server_path}/{self._link.name}"}
         answer = self._server.post("/load_lora_adapter", body, seconds)
-        # a request in between made the server load the adapter
+        # A request between the two calls may have made the server load the adapter.
         if "already loaded" not in answer.message:
             self._succeeded(answer, "/load_lora_adapter")
 
@@ -359,38 +359,38 @@ class Sglang(Engine):
         if self._checked(answer, route).fields.get("success") is not True:
             raise CallError(f"{self.url} refuses {route}: {answer}")
 
-    def _lacking(self, what: str) -> str:
+    def _missing_route_advice(self, what: str) -> str:
         del what
-        return self._other("/version", "vllm")
+        return self._kind_advice("/version", "vllm")
 
 
 class Vllm(Engine):
     kind = "vllm"
     pauses = ("keep", "wait", "abort")
     last_resort = "keep"
-    go_on = "/resume"
+    resume_route = "/resume"
 
     def version(self) -> str:
         """Return the version label that the last load set; `default` before the first load."""
         return str(self._get("/weight_info").get("weight_version"))
 
-    def home(self) -> str:
-        """Return the path or the name of the server's model."""
-        return next((root for root, parent in self._cards().values() if not parent), "")
+    def loaded_from(self) -> str:
+        """Return the path or the name of the server's model, which loads do not change."""
+        return next((root for root, parent in self._listed_models().values() if not parent), "")
 
     def checkpoint(self) -> str:
-        """Return `home()`, which loads do not change."""
-        return self.home()
+        """Return the path or the name of the server's model."""
+        return self.loaded_from()
 
     def check_reload(self, derived: str) -> None:
         """Reject a server on a CPU, whose layers compute with packed copies of the weights."""
         config = str(self._server.get("/server_info", INFO_SECONDS).fields.get("vllm_config"))
         if "device_config=cpu" in config:
             raise CallError(
-                f"{self.url} runs on a processor, where vLLM's own reload leaves packed copies of "
-                f"a model's {derived} as they were, so that it would answer as neither the old "
-                "weights nor the new ones: serve it with weightbus's engine (weightbus[vllm]), "
-                "which packs them anew",
+                f"{self.url} runs on a CPU, where vLLM's own reload does not update its packed "
+                f"copies of a model's {derived}, so that it would answer with a mix of old and new "
+                "weights: serve the model with weightbus's engine (weightbus[vllm]), which "
+                "updates the copies",
                 harmless=True,
             )
 
@@ -400,13 +400,13 @@ class Vllm(Engine):
     def _paused(self) -> bool:
         return self._get("/is_paused").get("is_paused") is True
 
-    def _stop(self, mode: str) -> HttpAnswer:
+    def _request_pause(self, mode: str) -> HttpAnswer:
         return self._server.post(f"/pause?mode={mode}", None, self._settings.seconds)
 
     def hold(self) -> None:
         """Pause the server until it is restarted, and set its label to `BROKEN`."""
         super().hold()
-        with contextlib.suppress(CallError):  # without the label, the next `load` tries to load
+        with contextlib.suppress(CallError):  # without the label, the next load is only tried
             route = "/update_weight_version"
             self._server.post(route, {"new_version": BROKEN}, ANSWER_SECONDS)
 
@@ -435,7 +435,7 @@ class Vllm(Engine):
         answer = self._server.post("/collective_rpc", body, seconds + ANSWER_SECONDS)
         self._checked(answer, f"/collective_rpc {method}")
         if "results" not in answer.fields:
-            raise CallError(f"{self.url} does not say what {method} has come to: {answer}")
+            raise CallError(f"{self.url} answers without the results of {method}: {answer}")
 
     def _flushed(self) -> bool:
         """Empty the prefix cache and restart running requests; return whether this succeeded."""
@@ -449,14 +449,14 @@ class Vllm(Engine):
         body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
         self._checked(self._server.post(route, body, self._settings.seconds), route)
 
-    def _lacking(self, what: str) -> str:
-        known = "start it with VLLM_SERVER_DEV_MODE=1, without which it has no such route"
+    def _missing_route_advice(self, what: str) -> str:
+        advice = "start it with VLLM_SERVER_DEV_MODE=1, without which it has no such route"
         if "lora" in what:
-            known = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-        return known if self._has("/version") else self._other("/model_info", "sglang")
+            advice = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        return advice if self._has_route("/version") else self._kind_advice("/model_info", "sglang")
 
 
-def _write(mark: Path, what: str) -> None:
+def _create_marker(mark: Path, what: str) -> None:
     """Create a marker file that outlives this process.
 
     Raises:

@@ -1,22 +1,22 @@
-"""One rank of a served model: stages the versions of a trainer, and loads them on command.
+"""Runs one rank of an inference server: stages a trainer's versions, and loads them on command.
 
-Commands arrive as calls of the server; results are sent over the bus. A call may be lost, arrive
-twice, or arrive after its caller has given up. So each call names its version: a call for an older
-version than the newest known version changes nothing, and a repeated call has no further effect.
+The server passes the trainer's commands on as calls; the rank reports results over the bus. A call
+may be lost, arrive twice, or arrive after the trainer has cancelled it. So each update names its
+version: an update to an older version than the newest known one changes nothing, and a repeated
+update has no further effect.
 
-join      join the bus, and check with the model whether the published tensors can be loaded at all
-          (a version that cannot be loaded is rejected when it is announced, so no rank stages it).
-          If the model's loaders read only slices of them, the rank receives only these
+join      join the bus, and check with the model whether it can load the published tensors at all
+          (if not, each version is rejected when it is announced, so no rank stages it). If the
+          model's loaders read only slices of the tensors, the rank receives only these slices
 start     do nothing
-update    stage the version. While the server is paused, the trainer sends a second update, with
-          `load`. That update marks the version, and the next finish loads the marked version. If
-          the trainer cancels the version, release it
+update    stage the version; if the trainer cancels the version, release it. Once the server is
+          paused, the trainer sends a second update, with `load`, which marks the version
 finish    load the version that the last update marked, and acknowledge it
 
 vLLM reads the answers of its ranks in order. After an error it leaves the remaining answers to the
-next call, so only the last rank raises an error that all ranks have. A rank that cannot get the
-version raises an error, since no rank may load the version then. Other errors of a version are
-reported over the bus, and calls do not raise them.
+next call, so only the last rank raises an error that all ranks have. A rank that cannot receive the
+version always raises an error, since no rank may load the version then. Other errors of a version
+are reported over the bus, and calls do not raise them.
 """
 
 import logging
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.serving")
 
-PART_MAX = 0.9  # of the bytes of a version: a rank that needs more of them takes all
+PART_MAX = 0.9  # a rank that needs more than this part of a version's bits receives it whole
 
-HEARD_SECONDS = 1.0  # longest wait until the publisher has a version's result
+REPORT_SECONDS = 1.0  # longest wait until the publisher has a version's result
 NO_TRAINER = (
     "no trainer has joined this server yet, so there is nothing to load: call "
     "init_weight_transfer_engine first"
@@ -61,7 +61,7 @@ class Loader(Protocol):
     def record(self, tensors: Mapping[str, Signature]) -> "Recording":
         """Return which part of each of these tensors the model's loaders read.
 
-        Do not change the model. `rehearse` has accepted the tensors.
+        Do not change the model. Called with tensors that `rehearse` has accepted.
         """
         ...
 
@@ -86,7 +86,7 @@ class Join:
         address: The address of the trainer's publisher.
         model: The model's id on the bus.
         deployment: The server's name on the bus. Its ranks are named `deployment-dpX-rankY`.
-        deadline: Seconds that loading a version may take.
+        deadline: The most seconds that loading a version may take.
         tensors: Dtype and shape of each tensor that will be published, by name.
     """
 
@@ -107,7 +107,7 @@ class RankVersion:
         epoch, version: The numbers of the version.
         deadline: Seconds to wait for the version, and later for the publisher to commit it.
         cancel: Why the trainer cancels this and all older versions; empty: it does not cancel.
-        load: Whether the next `finish` loads the version, because the server is paused. (The
+        load: Whether the server is paused, so that the next `finish` loads the version. (The
             default is for trainers that do not send this field.)
     """
 
@@ -128,7 +128,7 @@ class _RankTarget(FunctionTarget):
             self.take_part(rank.boxes)
 
     def fault(self, layout: Layout) -> str:
-        return "" if self._rank.takes_part else self._rank.fault(layout)  # else `boxes` has asked
+        return "" if self._rank.takes_part else self._rank.fault(layout)  # `boxes` checks a part
 
 
 class Rank:
@@ -137,8 +137,8 @@ class Rank:
     Args:
         loader: Loads versions into the rank's model.
         last: Whether this is the server's last rank, whose answers vLLM reads last.
-        parts: Whether to receive only the slices that the model's loaders read, of a server with
-            several ranks. Finding them takes seconds for a model of thousands of tensors.
+        parts: Whether to receive only the slices that the model's loaders read; useful if the
+            server has several ranks. Finding the slices of thousands of tensors takes seconds.
     """
 
     def __init__(self, loader: Loader, *, last: bool = True, parts: bool = False) -> None:
@@ -146,12 +146,12 @@ class Rank:
         self._worker: Subscriber | None = None
         self._model = ""
         self._tensors: dict[str, Signature] = {}
-        self._recording: Recording | None = None  # None: all of each version is needed
-        self._cannot = ""  # why the trainer's tensors cannot be loaded; empty: they can
+        self._recording: Recording | None = None  # None: versions are received whole
+        self._misfit = ""  # why the trainer's tensors cannot be loaded; empty: they can
         self._staged: Staged | None = None
-        self._loads = False  # whether the next `finish` loads `_staged`
+        self._marked = False  # whether the next `finish` loads `_staged`
         self._newest = (0, 0)  # (epoch, version) of the newest version in an update of this trainer
-        # (epoch, version) of the session's version, until it is loaded
+        # (epoch, version) of the session's version; None once it is loaded or cancelled.
         self._due: tuple[int, int] | None = None
         self._deadline = 0.0
 
@@ -169,17 +169,17 @@ class Rank:
         self.leave()
         self._model, self._newest = call.model, (0, 0)
         self._tensors = {n: (dtype, tuple(shape)) for n, (dtype, shape) in call.tensors.items()}
-        self._cannot = self._loader.rehearse(self._tensors) if self._tensors else ""
-        slices = self._parts and self._tensors and not self._cannot
-        self._recording = self._recorded() if slices else None
+        self._misfit = self._loader.rehearse(self._tensors) if self._tensors else ""
+        slices = self._parts and self._tensors and not self._misfit
+        self._recording = self._record() if slices else None
         self._worker = Subscriber(
             call.address,
             {call.model: _RankTarget(self)},
             name=f"{call.deployment}-{suffix}",
             settings=Settings(apply_timeout=call.deadline),
         )
-        if self._cannot:
-            log.error("%s cannot load %s: %s", self._worker.name, call.model, self._cannot)
+        if self._misfit:
+            log.error("%s cannot load %s: %s", self._worker.name, call.model, self._misfit)
 
     def start(self) -> None:
         """Do nothing: the session's version is not known before `update`."""
@@ -202,7 +202,7 @@ class Rank:
                 raise RuntimeError(NO_TRAINER)
             return
         if call.cancel:
-            self._give_up(key, call.cancel)
+            self._cancel(key, call.cancel)
             return
         if key < self._newest:
             self._due = self._due or key
@@ -212,27 +212,26 @@ class Rank:
             )
             return
         self._newest = self._due = key
-        if self._runs(self._worker) == key:
+        if self._running(self._worker) == key:
             self._due = None
             return
         if self._staged is None or (self._staged.epoch, self._staged.version) != key:
             self._release()
-            self._staged = self._hold(self._worker, key, call.deadline)
+            self._staged = self._stage(self._worker, key, call.deadline)
         if self._staged is not None:
-            self._loads, self._deadline = call.load, call.deadline
+            self._marked, self._deadline = call.load, call.deadline
 
     def finish(self) -> None:
         """Load the staged version and acknowledge it, if the last update marked it.
 
         Raises:
             RuntimeError: The session's version is not loaded, so the server must not set its
-                version label.
-                Only the last rank raises this error, and only once per session.
+                version label. Only the last rank raises this error, and only once per session.
         """
         staged, due, why = self._staged, self._due, ""
         if self._worker is None:
             why = NO_TRAINER
-        elif staged is not None and self._loads:
+        elif staged is not None and self._marked:
             try:
                 if staged.apply(self._deadline) is None:
                     why = f"{staged}: its publisher has not decided within {self._deadline:g} s"
@@ -241,7 +240,7 @@ class Rank:
             finally:
                 self._release()
         elif due is not None:
-            why = f"version {due[1]} of epoch {due[0]} is not loaded: no call has asked for that"
+            why = f"version {due[1]} of epoch {due[0]} is not loaded: no update has marked it"
         self._due = None
         if why:
             log.error("%s", why)
@@ -255,13 +254,13 @@ class Rank:
             self._worker.close()
             self._worker = None
 
-    def _recorded(self) -> "Recording | None":
-        """Return which part of the tensors this rank needs; None: all, or nearly all, of them."""
+    def _record(self) -> "Recording | None":
+        """Return which part of the tensors this rank needs; None: all of them, or nearly all."""
         recording = self._loader.record(self._tensors)
-        needed, every = recording.bits
+        needed, total = recording.bits
         if recording.why_whole:
             log.warning("%s is received whole: %s", self._model, recording.why_whole)
-        return recording if needed <= PART_MAX * every and not recording.why_whole else None
+        return recording if needed <= PART_MAX * total and not recording.why_whole else None
 
     # Called by the subscriber.
 
@@ -282,8 +281,8 @@ class Rank:
 
     def fault(self, layout: Layout) -> str:
         """Return why a version with this layout cannot be loaded, or "" if it can."""
-        if self._cannot or not self._tensors:
-            return self._cannot
+        if self._misfit or not self._tensors:
+            return self._misfit
         lines = difference(layout.signatures, self._tensors, remedies=False)
         return "\n".join(trimmed(lines))
 
@@ -291,36 +290,36 @@ class Rank:
         """Load a version. The subscriber acknowledges the version afterwards."""
         self._loader.load(pairs if self._recording is None else self._recording.pairs(pairs))
 
-    def _runs(self, worker: Subscriber) -> tuple[int, int] | None:
-        """Return (epoch, version) of this trainer's version that the model runs, or None."""
+    def _running(self, worker: Subscriber) -> tuple[int, int] | None:
+        """Return (epoch, version) that the model runs; None: no version of this trainer."""
         update = worker.update(self._model)
         return None if update is None else (update.epoch, update.version)
 
-    def _hold(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
-        """Stage and prepare version `key`; None if that fails (the bus then reports the error)."""
+    def _stage(self, worker: Subscriber, key: tuple[int, int], seconds: float) -> Staged | None:
+        """Stage and prepare a version; return None after a failure that the bus has reported."""
         try:
             staged = worker.stage(seconds, version=key, model=self._model)
         except ApplyError as error:
-            log.error("%s: %s", worker.name, error)  # noqa: TRY400 - its cause is in it
-            worker.flush(HEARD_SECONDS)
+            log.error("%s: %s", worker.name, error)  # noqa: TRY400 - the text has the cause
+            worker.flush(REPORT_SECONDS)
             if error.code == "gone":
                 raise
             return None
         self._loader.make_ready(staged)
         return staged
 
-    def _give_up(self, key: tuple[int, int], why: str) -> None:
-        """Release version `key` and older versions; wait until the publisher has the results."""
+    def _cancel(self, key: tuple[int, int], why: str) -> None:
+        """Release version `key` and older ones; wait until the publisher has their results."""
         if self._staged is not None and (self._staged.epoch, self._staged.version) <= key:
-            log.warning("%s is given up: %s", self._staged, why)
+            log.warning("%s is cancelled by the trainer: %s", self._staged, why)
             self._release()
         if self._due is not None and self._due <= key:
             self._due = None
         if self._worker is not None:
-            self._worker.flush(HEARD_SECONDS)
+            self._worker.flush(REPORT_SECONDS)
 
     def _release(self) -> None:
-        self._loads = False
+        self._marked = False
         if self._staged is not None:
             self._staged.release()
             self._staged = None

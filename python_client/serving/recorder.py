@@ -1,12 +1,12 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # ruff: noqa: SLF001 - torch has no public names for these
-"""Runs a model's loaders with stand-ins; has what they read and write, and leaves the model alone.
+"""Runs a model's loaders with stand-ins, and records what they read and write.
 
-When a loader copies a view of a stand-in into a parameter, or computes with a view, the box of the
-view's elements is needed. What cannot be followed fails the run, with a reason: a decision by
-values, another parameter in place of one, a tensor of the loader's own that it copies to, and a
-stand-in that is still referenced after the load.
+A stand-in (`stand_ins`) replaces each tensor to load. When a loader copies a view of it into a
+parameter, or computes with the view, the box of the view's elements is needed. Writes into the
+model are only recorded. The run fails, with a reason, if a loader decides by values, replaces a
+parameter, copies to a tensor of its own, or keeps a stand-in after the load.
 """
 
 import gc
@@ -32,11 +32,11 @@ from .stand_ins import COPIES, StandIn, flat, on_meta, written
 aten = torch.ops.aten
 Tensors = Iterable[tuple[str, torch.Tensor]]
 FILLS = (aten.fill_.Scalar, aten.zero_.default)
-CONSTANTS = (0.0, math.inf, -math.inf)  # other fills may come from a tensor's value
-# Methods that read memory, which torch does not dispatch.
-UNSEEN = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.numpy)
+CONSTANTS = (0.0, math.inf, -math.inf)  # another fill value may come from a loaded tensor
+# Methods that read memory. torch does not dispatch them.
+MEMORY_READS = (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.numpy)
 SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-HELD = ("_parameters", "_buffers", "_modules")  # what a module holds
+MEMBERS = ("_parameters", "_buffers", "_modules")  # the attributes with a module's members
 
 
 class _UnfollowedError(Exception):
@@ -44,8 +44,8 @@ class _UnfollowedError(Exception):
 
 
 @dataclass(frozen=True)
-class Home:
-    """A parameter or buffer, and its form when it was recorded."""
+class ModelTensor:
+    """A parameter or buffer: its name, and its dtype and memory layout when it was recorded."""
 
     name: str
     dtype: torch.dtype
@@ -56,43 +56,42 @@ class Home:
 
 @dataclass(frozen=True)
 class Write:
-    """A recorded copy, or a fill: the view of a parameter, and what is written there.
+    """A recorded write: a view of a parameter or buffer, and what is written into the view.
 
     Attributes:
-        home: The parameter.
+        into: The parameter or buffer.
         shape, strides, offset: The view; the offset is relative to the parameter's.
-        dtype: The dtype of what is written.
-        region: The elements in the tensor; later in its box. None: `value` everywhere.
-        counts: The shape of the elements, before they are broadcast.
+        dtype: The dtype of the written elements.
+        region: The written elements' positions in the loaded tensor, in a `Recording` in its box.
+            None: `value` is written to all elements.
+        source_shape: The shape of the written elements before they are broadcast.
     """
 
-    home: Home
+    into: ModelTensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
     region: Region | None = None
-    counts: tuple[int, ...] = ()
+    source_shape: tuple[int, ...] = ()
     value: float = 0.0
 
 
 @dataclass
 class Recorder:
-    """What loaders read and write, in one run.
+    """Records what loaders read and write in one run.
 
     Attributes:
-        homes: The model's parameters and buffers, by their memory.
-        boxes: The box that is needed of each tensor.
-        writes: The writes from each tensor, in order.
-        ordinary: Tensors that loaders compute with, or that were given with values.
-        why: What could not be followed; empty: nothing.
-        current: The tensor that was given last; empty: none, or all are loaded.
-        stand_ins: The stand-ins that are still referenced, by number and the tensor that was
-            current.
-        made: How many stand-ins there were.
+        model_tensors: The model's parameters and buffers, by their storage.
+        boxes, writes: By name, the needed box of each tensor, and the writes from it, in order.
+        ordinary: The names of tensors that loaders compute with, or that had values.
+        why: Why the run cannot be followed; empty: it can.
+        current: The name of the tensor that was yielded last; empty before and after the run.
+        stand_ins: The stand-ins that are still referenced, by (number, value of `current`).
+        made: The number of stand-ins made so far.
     """
 
-    homes: dict[int, Home]
+    model_tensors: dict[int, ModelTensor]
     boxes: dict[str, Box] = field(default_factory=dict[str, Box])
     writes: dict[str, list[Write]] = field(default_factory=dict[str, list[Write]])
     ordinary: set[str] = field(default_factory=set[str])
@@ -104,68 +103,68 @@ class Recorder:
     made: int = 0
 
     def fail(self, why: str) -> _UnfollowedError:
-        """Record why the run cannot be followed (the first reason counts)."""
+        """Record why the run cannot be followed, unless a reason is known; return the exception."""
         self.why = self.why or (f"{self.current!r}: {why}" if self.current else why)
         return _UnfollowedError(self.why)
 
-    def kept(self) -> str:
-        """Return the tensor of which a stand-in is still referenced; empty: none."""
+    def kept_tensor(self) -> str:
+        """Return the name of a tensor with a stand-in that is still referenced; empty: none."""
         return next((name for _, name in self.stand_ins), "")
 
     def remember(self, part: StandIn) -> None:
-        """Remember a stand-in as long as it is referenced."""
+        """Record a new stand-in, as long as it is referenced."""
         self.made += 1
         self.stand_ins[self.made, self.current] = part
 
-    def home(self, tensor: torch.Tensor) -> Home | None:
-        """Return the parameter of which this is a view; None: of none."""
+    def model_tensor(self, tensor: torch.Tensor) -> ModelTensor | None:
+        """Return the parameter or buffer whose memory a tensor shares; None: of no such one."""
         if isinstance(tensor, StandIn):
             return None
         try:
-            return self.homes.get(tensor.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):  # it has no such memory
+            return self.model_tensors.get(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # it has no storage
             return None
 
     def need(self, name: str, shape: Sequence[int], box: Box | None) -> None:
-        """Record that a box of a tensor is needed; None: all of it."""
+        """Record that a box of a tensor is needed; None: the whole tensor."""
         needed = regions.whole(shape) if box is None else box
         known = self.boxes.get(name)
         self.boxes[name] = needed if known is None else regions.joined(known, needed)
 
-    def copies(self, into: torch.Tensor, part: StandIn) -> torch.Tensor:
-        """Record that a stand-in is copied."""
-        home = self.home(into)
-        region = self._reads(part)
+    def record_copy(self, into: torch.Tensor, part: StandIn) -> torch.Tensor:
+        """Record a copy of a stand-in into `into`; return `into`."""
+        target = self.model_tensor(into)
+        region = self._record_read(part)
         if isinstance(into, StandIn):
             if into.memory is not None:
                 raise self.fail("a loader writes into a tensor that it loads")
-            self._computes_with(part)
-        elif home is None:
+            self._mark_ordinary(part)
+        elif target is None:
             raise self.fail(f"a loader copies it to a tensor of its own, of {list(into.shape)}")
         elif region is None:
-            self._computes_with(part)
+            self._mark_ordinary(part)
         elif part.numel():
-            counts = tuple(part.shape)
-            write = _write(home, into, part.dtype, region=region, counts=counts)
+            shape = tuple(part.shape)
+            write = _write(target, into, part.dtype, region=region, source_shape=shape)
             self.writes.setdefault(_name(part), []).append(write)
         return into
 
-    def _reads(self, part: StandIn) -> Region | None:
-        """Record that a stand-in's elements are needed; return where they are in the tensor."""
+    def _record_read(self, part: StandIn) -> Region | None:
+        """Record that a stand-in's elements are needed; return their positions, if known."""
         reader = part.reader
-        if not isinstance(reader, _Unread) or not part.numel():
+        if not isinstance(reader, _TensorReader) or not part.numel():
             return None
         region = part.region()
         box = None if region is None else region.box(reader.shape)
         self.need(reader.name, reader.shape, box)
         return None if box is None else region
 
-    def _computes_with(self, part: StandIn) -> None:
+    def _mark_ordinary(self, part: StandIn) -> None:
         if _name(part) and part.numel():
             self.ordinary.add(_name(part))
 
-    def computes(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
-        """Record any other operation on stand-ins; return stand-ins for its results."""
+    def record_operation(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
+        """Record an operation other than a copy; return stand-ins for its results."""
         if func is aten.is_pinned.default:
             return False
         into = written(func, args, named)
@@ -173,14 +172,14 @@ class Recorder:
             if isinstance(each, StandIn):
                 if each.memory is not None:
                     raise self.fail(f"a loader writes into a tensor that it loads ({func})")
-            elif self.home(each) is None:
+            elif self.model_tensor(each) is None:
                 raise self.fail(f"a loader writes to a tensor of its own ({func})")
         for part in parts:
-            self._reads(part)
-            self._computes_with(part)
+            self._record_read(part)
+            self._mark_ordinary(part)
         if into:
             return into[0]
-        keep = func is aten.index.Tensor  # indices decide about the shape of the result
+        keep = func is aten.index.Tensor  # the values of indices determine the result's shape
         given, given_named = tree_map_only(
             torch.Tensor,
             lambda each: each.shown if isinstance(each, StandIn) else each if keep else _meta(each),
@@ -193,32 +192,35 @@ class Recorder:
             raise self.fail(f"a loader needs its values ({func}: {words})") from error
         if not all(isinstance(each, torch.Tensor) for each in flat(out)):
             raise self.fail(f"a loader needs its values ({func})")
-        return tree_map_only(torch.Tensor, lambda each: StandIn(_Computed(self), each, None), out)
+        return tree_map_only(
+            torch.Tensor, lambda each: StandIn(_ResultReader(self), each, None), out
+        )
 
-    def writes_own(self, func: Any, args: Any, home: Home, into: torch.Tensor) -> None:
+    def record_write(self, func: Any, args: Any, target: ModelTensor, into: torch.Tensor) -> None:
         """Record a write into the model that has no stand-in among its arguments."""
         if not self.current:
-            raise self.fail(f"a loader writes {home.name} when it has no tensor ({func})")
+            raise self.fail(f"a loader writes {target.name} before or after the load ({func})")
         value = args[1] if func is aten.fill_.Scalar else 0.0
         if func in FILLS and value in CONSTANTS:
-            write = _write(home, into, into.dtype, value=float(value))
+            write = _write(target, into, into.dtype, value=float(value))
             self.writes.setdefault(self.current, []).append(write)
         elif into.numel():
             self.ordinary.add(self.current)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
+
     size, stride = tuple(tensor.shape), tensor.stride()
     return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
 
 
-def _write(home: Home, into: torch.Tensor, dtype: torch.dtype, **what: Any) -> Write:
-    offset = int(into.storage_offset()) - home.offset
-    return Write(home, tuple(into.shape), into.stride(), offset, dtype, **what)
+def _write(target: ModelTensor, into: torch.Tensor, dtype: torch.dtype, **what: Any) -> Write:
+    offset = int(into.storage_offset()) - target.offset
+    return Write(target, tuple(into.shape), into.stride(), offset, dtype, **what)
 
 
-class _Computed:
-    """The reader of values that a loader computes."""
+class _ResultReader:
+    """The reader of stand-ins for values that a loader computes."""
 
     device = torch.device("cpu")
 
@@ -226,18 +228,18 @@ class _Computed:
         self.recorder = recorder
 
     def made(self, part: StandIn) -> None:
-        """Remember the stand-in, until it is seen whether a loader keeps it."""
+        """Record the stand-in, to find out later whether a loader keeps it."""
         self.recorder.remember(part)
 
     def run(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
         """Record the operation; see `ElementReader.run`."""
         if func is aten.copy_.default and isinstance(args[1], StandIn):
-            return self.recorder.copies(args[0], args[1])
-        return self.recorder.computes(func, args, named, parts)
+            return self.recorder.record_copy(args[0], args[1])
+        return self.recorder.record_operation(func, args, named, parts)
 
 
-class _Unread(_Computed):
-    """The reader of a tensor whose reads are recorded."""
+class _TensorReader(_ResultReader):
+    """The reader of stand-ins for a tensor that is loaded: records which elements are read."""
 
     def __init__(self, recorder: Recorder, name: str, shape: tuple[int, ...]) -> None:
         super().__init__(recorder)
@@ -250,11 +252,11 @@ class _Unread(_Computed):
 
 
 def _name(part: StandIn) -> str:
-    return part.reader.name if isinstance(part.reader, _Unread) else ""
+    return part.reader.name if isinstance(part.reader, _TensorReader) else ""
 
 
 class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records writes into the model in place of performing them."""
+    """Records writes into the model that have no stand-in among their arguments, and skips them."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -266,17 +268,17 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = kwargs or {}
         if func._schema.is_mutable and not any(isinstance(e, StandIn) for e in flat((args, named))):
             into = written(func, args, named)
-            homes = [(each, self._recorder.home(each)) for each in into]
-            for each, home in homes:
-                if home is not None:
-                    self._recorder.writes_own(func, args, home, each)
-            if any(home is not None for _, home in homes):
+            targets = [(each, self._recorder.model_tensor(each)) for each in into]
+            for each, target in targets:
+                if target is not None:
+                    self._recorder.record_write(func, args, target, each)
+            if any(target is not None for _, target in targets):
                 return into[0]
         return func(*args, **named)
 
 
-class _Unseen(TorchFunctionMode):
-    """Refuses what torch does not dispatch: other memory for a tensor, and a stand-in's memory."""
+class _MemoryGuard(TorchFunctionMode):
+    """Fails the run on accesses that torch does not dispatch: reads and replacements of memory."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -286,10 +288,10 @@ class _Unseen(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         if func == SET_DATA:
-            replaced = self._recorder.home(args[0]) is not None
+            replaced = self._recorder.model_tensor(args[0]) is not None
             if replaced or any(isinstance(each, StandIn) for each in args):
                 raise self._recorder.fail("a loader replaces the memory of a tensor (`.data =`)")
-        elif func in UNSEEN and isinstance(args[0], StandIn):
+        elif func in MEMORY_READS and isinstance(args[0], StandIn):
             raise self._recorder.fail(f"a loader needs its values ({func.__name__})")
         return func(*args, **(kwargs or {}))
 
@@ -303,20 +305,20 @@ def run(
     """Run the loaders once with stand-ins; return what they read and write.
 
     Args:
-        model, load_weights, tensors: As of `recording.record`.
+        model, load_weights, tensors: As in `recording.record`.
     """
-    recorder = Recorder(_homes(model))
+    recorder = Recorder(_model_tensors(model))
     pairs = _stand_ins(recorder, tensors)
     with _unchanged(model, recorder):
         try:
-            with _Unseen(recorder), _Guard(recorder):
+            with _MemoryGuard(recorder), _Guard(recorder):
                 load_weights(pairs)
         except Exception as error:
             recorder.fail(" ".join(f"{type(error).__name__}: {error}".split())[:500])
         pairs.close()
-        if not recorder.why and recorder.kept():
-            gc.collect()  # it may be in a cycle that nothing references
-            if kept := recorder.kept():
+        if not recorder.why and recorder.kept_tensor():
+            gc.collect()  # the stand-in may be in a cycle that nothing references
+            if kept := recorder.kept_tensor():
                 recorder.fail(f"a loader keeps a part of {kept!r} after the load")
     return recorder
 
@@ -332,7 +334,7 @@ def _stand_ins(
             recorder.ordinary.add(name)
             yield name, torch.ones(sizes).to(kind)
         else:
-            reader = _Unread(recorder, name, tuple(shape))
+            reader = _TensorReader(recorder, name, tuple(shape))
             packed = dtype_named(dtype).kind == "packed"
             yield name, StandIn.of(reader, sizes, kind, followed=not packed)
     recorder.current = ""
@@ -345,14 +347,14 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _homes(model: torch.nn.Module) -> dict[int, Home]:
-    """Return the parameters and buffers of a model, by their memory."""
-    homes: dict[int, Home] = {}
+def _model_tensors(model: torch.nn.Module) -> dict[int, ModelTensor]:
+    """Return the parameters and buffers of a model, by their storage."""
+    found: dict[int, ModelTensor] = {}
     for name, tensor in _named(model):
         if not is_lazy(tensor):
             form = tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-            homes.setdefault(tensor.untyped_storage()._cdata, Home(name, *form))
-    return homes
+            found.setdefault(tensor.untyped_storage()._cdata, ModelTensor(name, *form))
+    return found
 
 
 def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -363,23 +365,21 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 @contextmanager
 def _unchanged(model: torch.nn.Module, recorder: Recorder) -> Generator[None]:
     """Restore a model's attributes and tensors afterwards; fail if a loader replaced a tensor."""
-    modules = [
-        (each, {**vars(each)}, [{**vars(each)[name]} for name in HELD]) for each in model.modules()
-    ]
+    modules = [(m, {**vars(m)}, [{**vars(m)[name]} for name in MEMBERS]) for m in model.modules()]
     tensors = [(each, {**vars(each)}) for _, each in _named(model)]
     try:
         yield
     finally:
-        for module, attributes, kept in modules:
-            held = vars(module)
-            for name, before in zip(HELD, kept, strict=True):
-                now = held.get(name, {})
+        for module, attributes, members in modules:
+            current = vars(module)
+            for name, before in zip(MEMBERS, members, strict=True):
+                now = current.get(name, {})
                 if now.keys() != before.keys() or any(now[k] is not v for k, v in before.items()):
                     recorder.fail(f"a loader replaces {name[1:]} of a {type(module).__name__}")
                 attributes[name].clear()
                 attributes[name].update(before)
-            held.clear()
-            held.update(attributes)
+            current.clear()
+            current.update(attributes)
         for tensor, attributes in tensors:
             vars(tensor).clear()
             vars(tensor).update(attributes)

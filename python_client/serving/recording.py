@@ -1,18 +1,18 @@
 """Records which part of each tensor a model's own loaders read, and loads from these parts alone.
 
-A tensor-parallel rank reads a slice of most tensors, and only the model's loaders know which. So
-`record` runs them with stand-ins, which have names, dtypes and shapes but no values. A stand-in
-follows slices, transpositions and reshapes; when a view of it is copied into the model, or anything
-is computed from the view, the box of the view's elements is needed. The model does not change.
+A tensor-parallel rank reads a slice of most tensors, and only the model's loaders know which slice.
+So `record` runs the loaders with stand-ins, which have names, dtypes and shapes but no values. A
+stand-in follows slices, transpositions and reshapes. When a view of a stand-in is copied into the
+model, or a loader computes with the view, the box of the view's elements is needed.
 
-Afterwards the same loaders run with stand-ins of which the boxes are there (`Recording.pairs`):
-what they copy or compute is then as with whole tensors, and a read outside of a box is an error.
-So a model whose weights are post-processed is loaded as before, only from fewer bytes. A model that
-computes with its parameters as they are loaded may also repeat the recorded copies, without the
-loaders (`Recording.apply`).
+To load a version, the same loaders run with stand-ins that have the elements of these boxes
+(`Recording.pairs`). The loaders copy and compute the same as with whole tensors; a read outside of
+a box is an error. So a model whose weights are post-processed is loaded as usual, only from fewer
+bytes. For a model that computes with its parameters as they are loaded, the recorded copies may be
+repeated without the loaders (`Recording.apply`).
 
-Where loaders do what cannot be followed (they decide by values, replace parameters, or keep
-tensors), every tensor is needed whole, and `Recording.why_whole` has the reason.
+If loaders do what cannot be followed (they decide by values, replace parameters, or keep tensors),
+every tensor is needed whole, and `Recording.why_whole` has the reason.
 """
 
 import math
@@ -36,12 +36,13 @@ def record(
 ) -> "Recording":
     """Return which part of each tensor a model's loaders read, and where they copy it.
 
-    The loaders run twice; the second time, with the needed tensors alone, they must do the same.
+    The loaders run twice, the second time with only the tensors that they read the first time, and
+    must do the same.
 
     Args:
-        model: The model. It is as before afterwards.
-        load_weights: Loads (name, tensor) pairs into the model, and keeps none of them.
-        tensors: Dtype and shape of each tensor that will be loaded, in order, by name.
+        model: The model, which is not changed.
+        load_weights: Loads (name, tensor) pairs into the model, and must not keep the tensors.
+        tensors: Dtype and shape, by name, of each tensor that will be loaded, in order.
     """
     first = run(model, load_weights, tensors)
     why = first.why
@@ -52,7 +53,7 @@ def record(
             *(again.boxes, again.writes, again.ordinary),
         ):
             why = again.why or "its loaders do not do the same when they run again"
-            why = f"{why} (with the {len(needed)} tensors of {len(tensors)} that they read)"
+            why = f"{why} (with only the {len(needed)} of {len(tensors)} tensors that they read)"
     if why:
         every = {name: regions.whole(shape) for name, (_, shape) in tensors.items()}
         return Recording(model, tensors, every, {}, frozenset(every), why)
@@ -77,10 +78,10 @@ class Recording:
     """Which part of each tensor a model's loaders read, and the copies that they make.
 
     Attributes:
-        part: The box that is needed of each tensor, by name: (begin, end) for each dimension. A
+        part: By name, the box that is needed of each tensor: (begin, end) for each dimension. A
             tensor that is absent is not needed.
-        ordinary: The tensors that `apply` cannot load, since loaders do more than copy them.
-        why_whole: Why all tensors are needed whole; empty: they are not.
+        ordinary: The names of tensors that `apply` cannot load: loaders do more than copy them.
+        why_whole: Why all tensors are needed whole; empty: `part` has what is needed.
     """
 
     _model: torch.nn.Module = field(repr=False)
@@ -92,22 +93,22 @@ class Recording:
 
     @property
     def bits(self) -> tuple[int, int]:
-        """How many bits of the tensors are needed, and how many they all have."""
+        """(needed, total): the number of bits of the tensors that are needed, and of all bits."""
         sizes = {name: dtype_named(dtype).bits for name, (dtype, _) in self._tensors.items()}
         every = sum(sizes[name] * math.prod(shape) for name, (_, shape) in self._tensors.items())
         return sum(sizes[name] * math.prod(_sizes(box)) for name, box in self.part.items()), every
 
     def pairs(self, parts: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the pairs to call the model's own `load_weights` with.
+        """Yield the (name, tensor) pairs with which to call the model's own `load_weights`.
 
-        The parts must stay unchanged until what has been loaded is processed.
+        The parts must stay unchanged until the model has processed the loaded tensors.
 
         Args:
             parts: Name and needed part of each tensor, contiguous.
 
         Raises:
-            PartError: A part has another shape than `part` says; or, later and from the loader, it
-                reads what the part lacks.
+            PartError: A part has not the shape or dtype that `part` requires. The loader, too, gets
+                this error if it reads elements that the part lacks.
         """
         for name, local in parts:
             if name not in self.part and name in self._tensors:
@@ -124,27 +125,27 @@ class Recording:
     def apply(self, name: str, local: torch.Tensor) -> None:
         """Copy the needed part of a tensor to where the loaders copy it, without the loaders.
 
-        Only for models that compute with their parameters as they are loaded: nothing that a model
-        makes of them (packed or quantised copies) is updated.
+        Use this only for models that compute with their parameters as they are loaded: copies that
+        a model derives from its parameters (packed or quantised ones) are not updated.
 
         Raises:
-            PartError: The part has another shape than `part` says, or loaders do more than copy
-                this tensor, or a parameter has another form than when it was recorded.
+            PartError: The part has not the shape or dtype that `part` requires, loaders do more
+                than copy this tensor, or a parameter's dtype or memory layout has changed.
         """
         self._checked(name, local)
         if name in self.ordinary:
             raise PartError(f"loaders do more than copy {name!r}: load it with `load_weights`")
         for write in self._writes[name]:
-            into = self._at(write)
+            into = self._view(write)
             if write.region is None:
                 into.fill_(write.value)
             else:
-                into.copy_(elements(local, write.region, write.counts, write.dtype))
+                into.copy_(elements(local, write.region, write.source_shape, write.dtype))
 
     def _checked(self, name: str, local: torch.Tensor) -> Box:
         box = self.part.get(name)
         if box is None:
-            raise PartError(f"{name!r} is none of the {len(self.part)} tensors that are needed")
+            raise PartError(f"{name!r} is not among the {len(self.part)} tensors that are needed")
         dtype = self._tensors[name][0]
         sizes, kind = torch_shape(dtype, _sizes(box)), torch_dtype(dtype)
         if tuple(local.shape) != sizes or local.dtype != kind or not local.is_contiguous():
@@ -154,17 +155,18 @@ class Recording:
             )
         return box
 
-    def _at(self, write: Write) -> torch.Tensor:
+    def _view(self, write: Write) -> torch.Tensor:
         """Return the view into which a recorded copy writes."""
-        home = write.home
-        path, _, last = home.name.rpartition(".")
+        recorded = write.into
+        path, _, last = recorded.name.rpartition(".")
         tensor: torch.Tensor = getattr(self._model.get_submodule(path), last)
         if (tensor.dtype, tuple(tensor.shape), tensor.stride()) != (
-            *(home.dtype, home.shape, home.strides),
+            *(recorded.dtype, recorded.shape, recorded.strides),
         ):
             raise PartError(
-                f"{home.name} is {tensor.dtype} {list(tensor.shape)}, and was {home.dtype} "
-                f"{list(home.shape)} when it was recorded: load it with `load_weights`"
+                f"{recorded.name} is {tensor.dtype} {list(tensor.shape)}, but was "
+                f"{recorded.dtype} {list(recorded.shape)} when it was recorded: load it with "
+                "`load_weights`"
             )
         offset = tensor.storage_offset() + write.offset
         return tensor.data.as_strided(write.shape, write.strides, offset)

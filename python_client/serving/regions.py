@@ -1,7 +1,7 @@
-"""Finds where the elements of a strided view are in a tensor, and the box that contains them.
+"""Computes the positions of a strided view's elements in a tensor, and the box that contains them.
 
 A chain of slices, transpositions and reshapes is one `Region` of the tensor: an offset, and loops
-with strides. `None` in place of a region or a box says that no loops describe the elements.
+with strides. `None` in place of a region or a box: no such loops describe the elements.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Region:
     loops: tuple[Loop, ...]
 
     def within(self, outer: "Region") -> "Region | None":
-        """Return the region in a tensor, if this one is in a contiguous copy of `outer`."""
+        """Return the region in a tensor, if this region is in a contiguous copy of `outer`."""
         found = _steps(self, tuple(count for count, _ in outer.loops))
         if found is None:
             return None
@@ -35,7 +35,7 @@ class Region:
         return Region(offset, tuple((n, step and step * strides[dim]) for dim, n, step in steps))
 
     def box(self, shape: tuple[int, ...]) -> Box | None:
-        """Return the smallest box of a tensor of this shape that contains the elements."""
+        """Return the smallest box, in a tensor of this shape, that contains the elements."""
         found = _steps(self, shape)
         if found is None:
             return None
@@ -47,9 +47,9 @@ class Region:
         return tuple((begin, end + 1) for begin, end in zip(first, last, strict=True))
 
     def in_box(self, shape: tuple[int, ...], box: Box) -> "Region | None":
-        """Return the region in a contiguous copy of a box; None if the box lacks some elements."""
-        found, mine = _steps(self, shape), self.box(shape)
-        if found is None or mine is None or not contains(box, mine):
+        """Return the region in a contiguous copy of a box; None if the box lacks elements."""
+        found, needed = _steps(self, shape), self.box(shape)
+        if found is None or needed is None or not contains(box, needed):
             return None
         first, steps = found
         strides = contiguous([end - begin for begin, end in box])
@@ -59,7 +59,7 @@ class Region:
 
 
 def contiguous(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor of this shape."""
     strides, unit = list[int](), 1
     for size in reversed(shape):
         strides.append(unit)
@@ -68,18 +68,18 @@ def contiguous(shape: Sequence[int]) -> list[int]:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box that is a whole tensor."""
+    """Return the box of a whole tensor."""
     return tuple((0, size) for size in shape)
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return whether the outer box contains the inner one."""
+    """Return whether the box `outer` contains the box `inner`."""
     pairs = zip(outer, inner, strict=True)
     return all(a[0] <= b[0] and b[1] <= a[1] for a, b in pairs)
 
 
 def joined(one: Box, other: Box) -> Box:
-    """Return the smallest box that contains both."""
+    """Return the smallest box that contains both boxes."""
     pairs = zip(one, other, strict=True)
     return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
@@ -87,11 +87,11 @@ def joined(one: Box, other: Box) -> Box:
 Steps = list[tuple[int, int, int]]  # (dimension, count, step) of loops within one dimension
 
 
-@lru_cache(4096)  # layers are alike, and experts
+@lru_cache(4096)  # layers, and experts, have the same regions
 def _steps(region: Region, shape: tuple[int, ...]) -> tuple[list[int], Steps] | None:
-    """Return the first element's indices in a tensor of this shape, and each loop's steps in it.
+    """Return the first element's indices in a tensor of this shape, and the loops' steps in it.
 
-    None: some loop crosses the end of a dimension, so indices do not grow independently.
+    None: a loop crosses the end of a dimension in the middle of its steps.
     """
     first, rest = list[int](), region.offset
     for size in reversed(shape):
@@ -112,7 +112,7 @@ def _steps(region: Region, shape: tuple[int, ...]) -> tuple[list[int], Steps] | 
 
 
 def _split(count: int, stride: int, shape: Sequence[int]) -> Steps | None:
-    """Return loops, each in one dimension, that together are one loop; the outermost first."""
+    """Split a loop into loops that each stay in one dimension; the outermost first."""
     if count == 1:
         return []
     if stride == 0:
@@ -126,7 +126,7 @@ def _split(count: int, stride: int, shape: Sequence[int]) -> Steps | None:
             step //= size
         elif (count - 1) * step < size:
             return [(dim, count, step), *reversed(found)]
-        else:  # the loop goes through this dimension, and on in the next one
+        else:  # the loop goes through this whole dimension, and continues in the next outer one
             if size % step or count % (size // step):
                 return None
             found.append((dim, size // step, step))

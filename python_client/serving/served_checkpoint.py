@@ -1,8 +1,8 @@
-"""Compares versions with a server's checkpoint, by names, shapes and dtypes of the tensors.
+"""Compares versions with a server's checkpoint: the names, shapes and dtypes of their tensors.
 
-No engine checks a version before loading it. vLLM fails in the middle of a load; SGLang skips
-unknown names, keeps the old values of missing tensors, and answers `success: true`. So each version
-is compared with the checkpoint before a server reads it.
+No engine checks a version before it loads the version. vLLM fails in the middle of a load; SGLang
+skips unknown names, keeps the old values of missing tensors, and answers `success: true`. So each
+version is compared with the checkpoint before a server reads the version.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class ServedCheckpoint:
 
     @property
     def derived(self) -> str:
-        """The kind of weights that some engines copy, and do not update by a reload; or ""."""
+        """The kind of weights that some engines copy, but do not copy again in a reload; or ""."""
         names = self.layout.names()
         if any(".experts." in name for name in names):
             return "experts"
@@ -55,7 +55,7 @@ class ServedCheckpoint:
         return "" if any(name.endswith(HEAD) for name in names) else "tied weights"
 
     def fault(self, layout: Layout) -> str:
-        """Return how a version's layout differs, tied names considered, or "" if it fits."""
+        """Return how a version's layout differs, or "" if it fits; further tied names also fit."""
         known = self.layout
         names = set(layout.names())
         wanted = {name for name in known.names() if not name.endswith(SKIPPED)}
@@ -86,12 +86,12 @@ def read(folder: Path, where: str) -> ServedCheckpoint:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has safetensors files, which contain the names of tensors."""
+    """Return whether a folder has safetensors files."""
     return any(folder.glob(f"*{SUFFIX}"))
 
 
 def find(name: str, url: str) -> ServedCheckpoint:
-    """Read the checkpoint `name` of the server at `url`: a folder, or a model of the hub's cache.
+    """Read the checkpoint of the server at `url`: a folder, or a model in the hub's cache.
 
     Raises:
         UnknownCheckpointError: The checkpoint is not on this host, or cannot be read; the message

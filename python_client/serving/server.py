@@ -1,4 +1,4 @@
-"""Clients of vLLM servers for trainers: weight transfer, pause, and version label.
+"""Calls vLLM servers for trainers: weight transfer, pause, and version label.
 
 This follows the sources of vLLM 0.28.0 to 0.33.0. A server has these routes only if it runs with
 VLLM_SERVER_DEV_MODE=1; they need no authentication. No call is retried here, since a transfer is a
@@ -57,7 +57,7 @@ class VllmServer:
         return size
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Make every rank join the trainer. The keys of `init_info` depend on the ranks' engine."""
+        """Make each rank join the trainer. The ranks' engine defines the keys of `init_info`."""
         try:
             self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
         except ServerError as error:
@@ -71,7 +71,7 @@ class VllmServer:
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Make every rank get a version. The keys of `update_info` depend on the ranks' engine."""
+        """Make each rank get a version. The ranks' engine defines the keys of `update_info`."""
         given = update_info if isinstance(update_info, list) else dict(update_info)
         self._post("/update_weights", {"update_info": given})
 
@@ -125,18 +125,18 @@ class VllmServer:
         return self._call("POST", path, body)
 
     def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
-        begun = time.monotonic()
+        start = time.monotonic()
         answer = self._server.call(method, path, body, self._timeout)
         if answer.succeeded and answer.fields:
             return answer.fields
         if answer.status in (200, 404, 405):
-            raise ServerError(f"{self.url} has no {method} {path}: {self._what_it_is()}")
+            raise ServerError(f"{self.url} has no {method} {path}: {self._route_advice()}")
         raise ServerError(
             f"{self.url} has answered {method} {path} with {answer.status} after "
-            f"{time.monotonic() - begun:.1f} s: {answer.message}"
+            f"{time.monotonic() - start:.1f} s: {answer.message}"
         )
 
-    def _what_it_is(self) -> str:
+    def _route_advice(self) -> str:
         answer = self._server.get("/version", min(self._timeout, CONNECT_SECONDS))
         version = answer.fields.get("version") if answer.succeeded else None
         if version is None:
@@ -184,10 +184,10 @@ class VllmServers:
         ]
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Make every rank of every server join.
+        """Make each rank of each server join.
 
-        If there are several servers, each one's index is added to the deployment's name in
-        `init_info`.
+        If there are several servers, each server gets the deployment's name of `init_info` with
+        the server's index.
         """
         names = iter(self._names(str(init_info.get("deployment", ""))))
         info_by_url = {s.url: {**init_info, "deployment": next(names)} for s in self.servers}
@@ -198,7 +198,7 @@ class VllmServers:
         self._all(VllmServer.start_weight_update)
 
     def update_weights(self, update_info: Mapping[str, object] | list[dict[str, Any]]) -> None:
-        """Make every rank get a version. The keys of `update_info` depend on the ranks' engine."""
+        """Make each rank get a version. The ranks' engine defines the keys of `update_info`."""
         self._all(lambda s: s.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -220,7 +220,7 @@ class VllmServers:
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
     def resume_late(self) -> None:
-        """Resume all servers, unless a `resume` has succeeded since the last pause."""
+        """Resume all servers, unless they have been resumed since the last pause."""
         if self._since:
             self.resume()
 

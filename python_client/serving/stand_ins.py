@@ -1,11 +1,11 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 # ruff: noqa: SLF001 - torch has no public names for these
-"""Tensors of which only a box is there, or no element, for the loaders of a model.
+"""Defines stand-ins: tensors that have only a box of their elements, or none, for model loaders.
 
-A stand-in follows slices, transpositions, reshapes and copies: it is a view on the meta device, and
-the `Region` of a tensor that this view shows. Any other operation is its reader's: a `ReceivedBox`
-computes with the elements, if it has them, and the reader of a recording notes them.
+A stand-in is a view on the meta device, and the `Region` of the tensor that the view shows; so it
+follows slices, transpositions, reshapes and copies. Its reader handles any other operation: a
+`ReceivedBox` computes with its elements; the readers in `recorder` record which are needed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ COPIES = (aten.clone.default, aten._to_copy.default)
 
 
 class PartError(WeightBusError):
-    """A loader reads what its recording does not have, or a recording does not fit a model."""
+    """A loader reads elements that it did not read when recorded, or a recording does not fit."""
 
 
 class ElementReader(Protocol):
-    """What happens to the elements of a stand-in."""
+    """Handles the operations that read a stand-in's elements."""
 
     @property
     def device(self) -> torch.device:
-        """Where the tensor is."""
+        """The device of the tensor."""
         ...
 
     def made(self, part: "StandIn") -> None:
-        """A stand-in for the tensor, or for a view of it, was made."""
+        """Handle the creation of a stand-in for the tensor, or for a view of the tensor."""
         ...
 
     def run(self, func: Any, args: Any, named: Any, parts: "list[StandIn]") -> object:
@@ -43,19 +43,19 @@ class ElementReader(Protocol):
 
         Args:
             func, args, named: The operation and its arguments.
-            parts: The stand-ins among the arguments; the first one is this reader's.
+            parts: The stand-ins among the arguments; the first one has this reader.
         """
         ...
 
 
 class StandIn(torch.Tensor):
-    """A stand-in for a tensor or for a view of it.
+    """A stand-in for a tensor, or for a view of a tensor.
 
     Args:
-        reader: What happens to its elements.
-        shown: A tensor on the meta device with this one's dtype, shape, strides and offset.
-        memory: Where the elements of the memory that `shown` is a view of are in the tensor. None:
-            they are not known one by one.
+        reader: Handles the operations that read elements.
+        shown: A tensor on the meta device with the stand-in's dtype, shape, strides and offset.
+        memory: The positions, in the tensor, of the elements of the memory that `shown` views.
+            None: the positions of single elements are not known.
     """
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
@@ -92,9 +92,9 @@ class StandIn(torch.Tensor):
         """Return the stand-in for a tensor.
 
         Args:
-            reader: What happens to its elements.
+            reader: Handles the operations that read elements.
             shape, dtype: The tensor's.
-            followed: Whether to know its elements one by one.
+            followed: Whether to follow the positions of single elements through views.
         """
         shown = torch.empty(tuple(shape), dtype=dtype, device="meta")
         loops = tuple(zip(shown.shape, shown.stride(), strict=True))
@@ -115,7 +115,7 @@ class StandIn(torch.Tensor):
         return parts[0].reader.run(func, args, named, parts)
 
     def region(self, order: Sequence[int] | None = None) -> Region | None:
-        """Return where the elements are in the tensor, with the dimensions in this order."""
+        """Return the elements' positions in the tensor, with the dimensions in this order."""
         if self.memory is None:
             return None
         dims = range(self.dim()) if order is None else order
@@ -123,7 +123,7 @@ class StandIn(torch.Tensor):
         return Region(int(self.shown.storage_offset()), loops).within(self.memory)
 
     def copied(self, func: Any, args: Any, named: Any) -> "StandIn | None":
-        """Return a stand-in for the result of one of COPIES; None if it changes values."""
+        """Return a stand-in for the result of one of COPIES; None if values or order change."""
         if named.get("dtype") not in (None, self.dtype):
             return None
         out = func(self.shown, *args[1:], **on_meta(named))
@@ -132,7 +132,7 @@ class StandIn(torch.Tensor):
         return None if memory is None else StandIn(self.reader, out, memory)
 
     def _viewed(self, func: Any, args: Any, named: Any) -> "StandIn | list[StandIn] | None":
-        # Return a view of this one; None if it has other elements, such as halves of these.
+        # Return a view of this stand-in; None if its elements are others, such as halves of these.
         if self.memory is None:
             return None
         out = func(self.shown, *args[1:], **named)
@@ -146,12 +146,12 @@ class StandIn(torch.Tensor):
 
 @dataclass(frozen=True)
 class ReceivedBox:
-    """The reader of a tensor of which a box is there.
+    """The reader of a tensor of which a box was received.
 
     Args:
         name, shape: The tensor's.
         box: The box.
-        local: The box's elements, contiguous.
+        local: The elements of the box, contiguous.
     """
 
     name: str
@@ -161,14 +161,14 @@ class ReceivedBox:
 
     @property
     def device(self) -> torch.device:
-        """Where the box is."""
+        """The device of the box."""
         return self.local.device
 
     def made(self, part: StandIn) -> None:
         """Do nothing."""
 
     def run(self, func: Any, args: Any, named: Any, parts: list[StandIn]) -> object:
-        """Return the result of the operation on the elements themselves.
+        """Return the result of the operation on the received elements.
 
         Raises:
             PartError: The box lacks some of the elements, or the operation writes into them.
@@ -177,42 +177,42 @@ class ReceivedBox:
             return args[0].copy_(self.elements(args[1]))
         if any(isinstance(each, StandIn) for each in written(func, args, named)):
             raise PartError(f"a loader writes into {self.name!r} ({func})")
-        if func in COPIES and self._place(parts[0]) is None:
+        if func in COPIES and self._region_in_box(parts[0]) is None:
             copied = parts[0].copied(func, args, named)
             if copied is not None:
                 return copied
-        given, given_named = tree_map_only(StandIn, _received, (args, named))
+        given, given_named = tree_map_only(StandIn, _elements_of, (args, named))
         return func(*given, **given_named)
 
     def elements(self, part: StandIn) -> torch.Tensor:
         """Return the elements of a stand-in for this tensor, or for a view of it."""
-        place = self._place(part)
+        place = self._region_in_box(part)
         if not part.numel():
             return torch.empty(part.shape, dtype=part.dtype, device=self.device)
         if place is None:
             raise PartError(
                 f"a loader reads elements of {self.name!r} that it did not read when it was "
-                f"recorded: only {bounds(self.box)} of {list(self.shape)} is here. It does not "
-                "always read the same elements: load whole tensors"
+                f"recorded: only {bounds(self.box)} of {list(self.shape)} was received. A loader "
+                "that does not always read the same elements needs whole tensors"
             )
         return elements(self.local, place, part.shape, part.dtype)
 
-    def _place(self, part: StandIn) -> Region | None:
+    def _region_in_box(self, part: StandIn) -> Region | None:
         region = part.region()
         return None if region is None else region.in_box(self.shape, self.box)
 
 
-def _received(part: StandIn) -> torch.Tensor:
+def _elements_of(part: StandIn) -> torch.Tensor:
     reader = part.reader
     if not isinstance(reader, ReceivedBox):
-        raise PartError("a loader kept a tensor from when it was recorded: load whole tensors")
+        raise PartError("a loader has kept a tensor of the recording: load whole tensors")
     return reader.elements(part)
 
 
 def elements(
     local: torch.Tensor, place: Region, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the elements at a place in a contiguous tensor, as a view of it if possible."""
+    """Return the elements of a region of a contiguous tensor, as a view of it if possible."""
     typed = local if local.dtype == dtype else local.view(dtype)
     counts, strides = [n for n, _ in place.loops], [stride for _, stride in place.loops]
     offset = typed.storage_offset() + place.offset
@@ -225,7 +225,7 @@ def bounds(box: Box) -> str:
 
 
 def flat(given: Any) -> Iterator[object]:
-    """Yield what is in nested arguments."""
+    """Yield the values in nested tuples, lists and dicts."""
     if isinstance(given, tuple | list):
         for each in given:
             yield from flat(each)
@@ -237,7 +237,7 @@ def flat(given: Any) -> Iterator[object]:
 
 
 def on_meta(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the meta device in place of another one."""
+    """Return keyword arguments with the meta device in place of the given device, if any."""
     return {**named, "device": "meta"} if named.get("device") is not None else {**named}
 
 

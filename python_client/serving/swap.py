@@ -1,8 +1,8 @@
-"""Moves several servers from one version to another together: pause all, load on all, resume all.
+"""Loads a version on several servers together: pause all, load on all, resume all.
 
-No server answers while another is still loading. Otherwise two servers would answer with different
-versions, or one would answer with a version that is taken back because another server cannot load
-that version. A server that can load neither the new version nor its previous one stays paused.
+No server answers while another server is still loading. Otherwise two servers could answer with
+different versions, or one with a version that is reverted since another server cannot load it. A
+server that can load neither the new version nor its previous weights stays paused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Swap:
     """The result of `swap`.
 
     Attributes:
-        interrupted: The exception of a signal that interrupted the swap; the swap then counts as
+        interrupted: The exception of a signal that interrupted the swap, which then counts as
             failed. None: no signal came.
         failed: The errors of servers that do not run the new weights. An error is `harmless` if its
             server runs its previous weights.
@@ -32,7 +32,7 @@ class Swap:
     paused: Failed = field(default_factory=Failed)
 
     @property
-    def given_up(self) -> bool:
+    def must_revert(self) -> bool:
         """Whether all servers must go back to their previous weights."""
         return bool(self.failed) or self.interrupted is not None
 
@@ -45,33 +45,33 @@ def swap(old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> Swap
         new: The new weights.
     """
     done, engines = Swap(), [*old]
-    stand_still = not new.adapter  # for an adapter, the engines themselves make requests wait
-    if stand_still:
+    pauses = not new.adapter  # for an adapter, the engines themselves make requests wait
+    if pauses:
         done.interrupted, done.failed = each(lambda engine: engine.pause(), engines)
-    if not done.given_up:
+    if not done.must_revert:
         done.interrupted, done.failed = each(lambda engine: engine.load(new), engines)
-        if done.given_up:
-            _take_back(done, old, new)
-    if stand_still:
+        if done.must_revert:
+            _revert(done, old, new)
+    if pauses:
         interrupted, done.paused = each(lambda engine: engine.resume(), engines)
         done.interrupted = done.interrupted or interrupted
     return done
 
 
-def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> None:
-    """Load the previous weights on each server that began to load the new ones."""
+def _revert(done: Swap, old: Mapping[Engine, ServedWeights | None], new: ServedWeights) -> None:
+    """Load the previous weights on each server that began to load the new weights."""
 
-    def back(engine: Engine) -> None:
+    def load_previous(engine: Engine) -> None:
         if (before := old[engine]) is not None:
             engine.load(before)
         elif not new.adapter:
-            raise CallError(f"{engine.url} does not say what that was")
+            raise CallError(f"{engine.url} does not report which weights it had")
 
-    touched = [e for e in old if e not in done.failed or not done.failed[e].harmless]
-    interrupted, stuck = each(back, touched)
+    changed = [e for e in old if e not in done.failed or not done.failed[e].harmless]
+    interrupted, stuck = each(load_previous, changed)
     done.interrupted = done.interrupted or interrupted
     _, answering = each(lambda engine: engine.hold(), [] if new.adapter else [*stuck])
-    for engine in touched:
+    for engine in changed:
         cause, before = done.failed.get(engine), old[engine]
         if engine in stuck:
             what = f"{engine.url} has the new version" if cause is None else str(cause)
@@ -82,7 +82,7 @@ def _take_back(done: Swap, old: Mapping[Engine, ServedWeights | None], new: Serv
                 stays = "it stays paused until it loads a version"
                 what += f", so {answering.get(engine, stays)}"
             done.failed[engine] = CallError(f"{what}; publish again, or restart it")
-        elif cause is not None and before is None:  # the server had no such adapter before either
+        elif cause is not None and before is None:  # the server did not have the adapter before
             harmless = not isinstance(cause, SilentError)
             done.failed[engine] = CallError(str(cause), harmless=harmless)
         elif cause is not None:
@@ -95,8 +95,8 @@ def each(
 ) -> tuple[BaseException | None, Failed]:
     """Run `work` on all servers concurrently; return the exception of a signal, and the errors.
 
-    A signal does not end this early, since a load that has begun cannot be cancelled. Only the
-    deadlines in `work` limit how long this takes.
+    A signal does not end the wait early, since a load that has begun cannot be cancelled. Only the
+    deadlines in `work` limit the duration.
     """
     failed: Failed = {}
 
@@ -110,10 +110,10 @@ def each(
 
     interrupted: BaseException | None = None
     with ThreadPoolExecutor(max(1, len(engines)), "weightbus-server") as pool:
-        waits: list[Future[None]] = [pool.submit(attempt, engine) for engine in engines]
-        while waits:
+        pending: list[Future[None]] = [pool.submit(attempt, engine) for engine in engines]
+        while pending:
             try:
-                waits = list(wait(waits).not_done)
-            except BaseException as error:  # a signal came; the calls still run to their end
+                pending = list(wait(pending).not_done)
+            except BaseException as error:  # a signal came; the calls continue
                 interrupted = error
     return interrupted, failed

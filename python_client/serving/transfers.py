@@ -1,17 +1,18 @@
 """Transfers versions from a trainer to vLLM servers, which pause only for the load.
 
-The bus decides and reports: a version is committed when every rank has staged it, and the receipt
-has the result of each rank. The calls to the servers only decide when ranks load the version:
+Versions and results go over the bus: a version is committed when every rank has staged it, and the
+receipt has the result of each rank. HTTP calls to the servers only control when ranks load it:
 
-    publish together ... all ranks staged it           servers generate with the old version
-    start, update ... each rank has prepared it        on failure, all ranks release it
-    pause, update, finish ... all ranks acknowledged   each rank loads and acknowledges it
-    resume                                             even after an error
+    calls                   until                       meanwhile
+    publish_async           all ranks have staged it    servers generate with the old version
+    start, update           all ranks have prepared it  the same
+    pause, update, finish   all ranks acknowledge it    each rank loads it
+    resume                                              also called after an error
 
 Any call may be lost, or arrive twice or late. A call without an answer is repeated: all calls are
-idempotent except `finish` (see `_finish`). If a transfer fails, `_bring_back` makes each server
+idempotent except `finish` (see `_finish`). If a transfer fails, `_roll_back` makes each server
 release the version before the server generates again, so that a late call loads nothing.
-`_bring_back` also sets each server's version label to the version that its ranks run. If a server
+`_roll_back` also sets each server's version label to the version that its ranks run. If a server
 does not answer these calls either, the next transfer begins with them.
 """
 
@@ -44,20 +45,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("weightbus.serving")
 
 RESUME_SECONDS = 10.0  # seconds for a resume
-# Part of the pause timeout that is reserved for `_bring_back`: seconds, or if that is less, a
-# quarter of the timeout.
-BACK_SECONDS, BACK_PART = 10.0, 4
-AGAIN_SECONDS = 0.1, 0.4, 1.6  # pauses before the repetitions of a call without an answer
-HEARD_SECONDS = 1.0  # longest wait for the reports of ranks whose server does not answer, or fails
+# How much of the pause timeout is reserved for `_roll_back`: these seconds, or a fourth of the
+# timeout if that is less.
+ROLL_BACK_SECONDS, ROLL_BACK_PART = 10.0, 4
+RETRY_SECONDS = 0.1, 0.4, 1.6  # pauses before the retries of a call without an answer
+REPORT_SECONDS = 1.0  # longest wait for the reports of ranks whose server does not answer, or fails
 ALIVE_SECONDS = 2.0  # seconds in which a live server's front end answers
 LOOK_SECONDS = 0.25  # seconds between two checks whether all ranks have joined
-# Parts of the errors that vLLM's workers raise about a session: at `start`, `update` and `finish`.
+# Parts of vLLM's error texts about a session, as raised by `start`, `update` and `finish`.
 OPEN = "while a weight update is already active"
 CLOSED = "start_weight_update must be called"
 ENDED = "called without a matching start_weight_update"
-SESSION_WORDS = OPEN, CLOSED, ENDED
-GIVEN_UP = "its trainer has given it up"
-WORDS_MAX = 500  # characters kept of an error text that is sent to the ranks
+SESSION_ERRORS = OPEN, CLOSED, ENDED
+CANCELLED = "its trainer has cancelled it"
+ERROR_TEXT_MAX = 500  # characters of an error text that is sent to the ranks
 
 
 class Client(Protocol):
@@ -78,7 +79,7 @@ class Pausing(Protocol):
 
 
 @runtime_checkable
-class Telling(Protocol):
+class Labelling(Protocol):
     """A client that can also set the version label of servers."""
 
     def update_weight_version(self, new_version: str) -> None: ...
@@ -109,7 +110,7 @@ class Transfers:
         ranks: The number of ranks, needed if the client does not know it.
         timeout: Seconds within which every rank must stage a version, while the servers generate.
         pause_timeout: The longest pause, in seconds.
-        pause: The pause mode of `VllmServer.pause`; None: the caller pauses the servers.
+        pause: The mode of `VllmServer.pause`; None: this object does not pause the servers.
 
     Raises:
         ServerError: A server does not answer, or lacks the routes of a transfer.
@@ -133,21 +134,21 @@ class Transfers:
         self._mode: PauseMode | None = pause if isinstance(client, Pausing) else None
         self._join: dict[str, Any] = {}
         self._gathered = False  # whether all ranks were connected after the last join call
-        # (epoch, version) that servers may still have staged
-        self._given_up: tuple[int, int] | None = None
+        # (epoch, version) that servers may still have staged after a failed transfer
+        self._unreleased: tuple[int, int] | None = None
         self._sends = Lock()
         self._maybe_paused = False  # whether a server may still be paused
         self._names = self._ask_names(ranks)
         count = len(self._names) or ranks
         if count is None:
             raise ValueError(
-                f"{type(client).__name__} cannot tell how many ranks its servers have: say it, "
-                "world_size= of the TrainerInit"
+                f"{type(client).__name__} does not know how many ranks its servers have: give "
+                "world_size= in the TrainerInit"
             )
         self._count = count
 
     def _ask_names(self, count: int | None) -> list[str]:
-        """Return the names of the ranks; empty if the client does not know them.
+        """Return the names of the ranks; empty if they are not known.
 
         Raises:
             ServerError: A server does not answer, and `count`, the number of ranks, is None.
@@ -176,7 +177,7 @@ class Transfers:
             tensors={name: (dtype, [*shape]) for name, (dtype, shape) in published.items()},
         )
         self._join, self._gathered = asdict(join), False
-        self._have_join(time.monotonic() + self._timeout)
+        self._make_join(time.monotonic() + self._timeout)
 
     def send(self, weights: object, metadata: Mapping[str, str] | None = None) -> Receipt:
         """Publish weights, and load them on every rank.
@@ -192,7 +193,7 @@ class Transfers:
         """
         seconds = self._timeout + self._pause_timeout
         if not self._sends.acquire(timeout=seconds):
-            raise DeadlineError(f"{self._model}: another thread sends it, for {seconds:g} s by now")
+            raise DeadlineError(f"{self._model}: another thread has been sending it {seconds:g} s")
         try:
             return self._send(weights, metadata)
         finally:
@@ -201,7 +202,7 @@ class Transfers:
     def _send(self, weights: object, metadata: Mapping[str, str] | None) -> Receipt:
         # Publish and load weights; see `send`. Only one thread runs this at a time.
         staged_by = time.monotonic() + self._timeout
-        self._bring_back_late(staged_by)
+        self._roll_back_late(staged_by)
         ranks = self._gather(staged_by)
         future = self._publisher.publish_async(
             self._model,
@@ -224,7 +225,7 @@ class Transfers:
             ServerError: A server does not resume.
         """
         if self._maybe_paused and isinstance(self._client, Pausing):
-            self._again(self._client.resume, time.monotonic() + RESUME_SECONDS)
+            self._retry(self._client.resume, time.monotonic() + RESUME_SECONDS)
             self._maybe_paused = False
 
     # The connected ranks.
@@ -232,17 +233,17 @@ class Transfers:
     def _gather(self, until: float) -> list[str]:
         """Wait until all ranks are connected, and return their names.
 
-        If ranks are missing that had joined, their server was restarted: all ranks join again.
+        If ranks that had joined are missing, their server was restarted: make all ranks join again.
         """
         if self._gathered and self._lacking(self._connected()):
-            self._have_join(until)
+            self._make_join(until)
         while lacking := self._lacking(connected := self._connected()):
             left = until - time.monotonic()
             if left <= 0:
                 raise WorkersMissingError(
-                    f"{self._count - len(connected)} of {self._count} ranks are not there after "
-                    f"{self._timeout:g} s: {lacking}. There are {', '.join(connected) or 'none'}. "
-                    f"Check that they reach {self._publisher.address}, and what their servers log"
+                    f"{self._count - len(connected)} of {self._count} ranks are missing after "
+                    f"{self._timeout:g} s: {lacking}. Connected: {', '.join(connected) or 'none'}. "
+                    f"Check that they reach {self._publisher.address}, and read their servers' logs"
                 )
             more, seconds = len(self._workers()) + 1, min(left, LOOK_SECONDS)
             with suppress(WorkersMissingError):
@@ -250,9 +251,9 @@ class Transfers:
         self._gathered = True
         return connected
 
-    def _have_join(self, until: float) -> None:
+    def _make_join(self, until: float) -> None:
         join = partial(self._client.init_weight_transfer_engine, self._join)
-        self._again(join, until)
+        self._retry(join, until)
 
     def _workers(self) -> list[str]:
         known = self._publisher.workers().values()
@@ -267,7 +268,7 @@ class Transfers:
         return [name for name in self._workers() if rank.fullmatch(name)]
 
     def _lacking(self, connected: list[str]) -> str:
-        """Return the names of ranks that are not `connected`, as a text; "" if none is missing."""
+        """Return a text with the names of ranks that are not `connected`; "" if all are."""
         if self._names:
             return ", ".join(name for name in self._names if name not in connected)
         return "" if len(connected) >= self._count else f"some of {self._deployment}"
@@ -275,11 +276,11 @@ class Transfers:
     # A transfer.
 
     def _swap(self, version: tuple[int, int], future: Future[Receipt], ranks: list[str]) -> Receipt:
-        """Load a version that all ranks have staged; return the receipt that `future` gets."""
+        """Load a version that all ranks have staged; return the receipt, the result of `future`."""
         end = time.monotonic() + self._pause_timeout
-        until = end - min(BACK_SECONDS, self._pause_timeout / BACK_PART)
+        until = end - min(ROLL_BACK_SECONDS, self._pause_timeout / ROLL_BACK_PART)
         name = "{}.{}".format(*version)
-        self._given_up = version  # reset at the end, when all ranks run this version
+        self._unreleased = version  # reset at the end, when all ranks run this version
         try:
             self._open(until)
             self._update(version, until)
@@ -290,24 +291,24 @@ class Transfers:
             self._finish(name, future, until)
             receipt = self._result(future, until)
         except BaseException as error:
-            receipt = self._bring_back(error, version, future, ranks, end)
+            receipt = self._roll_back(error, version, future, ranks, end)
         else:
             with suppress(Exception):
                 self._resume(end)
-        self._given_up = None
+        self._unreleased = None
         if self._maybe_paused:
-            log.warning("all ranks run version %s, but a server may stand still", name)
+            log.warning("all ranks run version %s, but a server may still be paused", name)
         return receipt
 
     def _open(self, until: float, client: Client | None = None) -> None:
-        """Begin a session on each rank, or use the session that was left open."""
+        """Begin a session on each rank, or use a session that is still open."""
         client = self._client if client is None else client
         try:
-            self._again(client.start_weight_update, until, client, own=OPEN)
+            self._retry(client.start_weight_update, until, client, own=OPEN)
         except Exception as error:
-            if OPEN not in _words(error):
+            if OPEN not in _text(error):
                 raise
-            log.warning("a session was left open, or was opened twice; it is used")
+            log.warning("the servers have an open session, of this or an earlier call; it is used")
 
     def _update(
         self,
@@ -323,28 +324,28 @@ class Transfers:
         info = asdict(RankVersion(*version, deadline=left / 2, load=load, cancel=cancel))
         update = partial(client.update_weights, info)
         try:
-            self._again(update, until, client, own=CLOSED)
+            self._retry(update, until, client, own=CLOSED)
         except Exception as error:
-            if CLOSED not in _words(error):
+            if CLOSED not in _text(error):
                 raise
-            self._open(until, client)  # a late call of an earlier session has ended this session
-            self._again(update, until, client)
+            self._open(until, client)  # a late call of an earlier transfer has ended this session
+            self._retry(update, until, client)
 
     def _pause(self, until: float) -> None:
         if self._mode is not None and isinstance(self._client, Pausing):
             self._maybe_paused = True
-            self._again(partial(self._client.pause, self._mode), until)
+            self._retry(partial(self._client.pause, self._mode), until)
 
     def _resume(self, until: float) -> None:
         if self._maybe_paused and isinstance(self._client, Pausing):
-            self._again(self._client.resume, max(until, time.monotonic() + 1.0))
+            self._retry(self._client.resume, max(until, time.monotonic() + 1.0))
             self._maybe_paused = False
 
     def _finish(self, name: str, future: Future[Receipt], until: float) -> None:
         """Make the ranks load the version.
 
         A repeated `finish` fails, since the first one ends the session. So if no answer comes, wait
-        for the ranks' reports over the bus, and repeat the call only if the reports do not come.
+        for the ranks' reports over the bus, and repeat the call only if the reports do not arrive.
         """
         finish = partial(self._client.finish_weight_update, name)
         try:
@@ -353,12 +354,12 @@ class Transfers:
             if not _unanswered(error):
                 raise
             log.warning("%s", error)
-            wait([future], min(HEARD_SECONDS, max(0.0, until - time.monotonic())))
+            wait([future], min(REPORT_SECONDS, max(0.0, until - time.monotonic())))
             if not future.done() and time.monotonic() >= until:
                 raise
             if not future.done():
                 self._call(finish, until)
-            self._tell(name, until)
+            self._set_label(name, until)
 
     def _result(self, future: Future[Receipt], until: float) -> Receipt:
         try:
@@ -367,18 +368,18 @@ class Transfers:
             if future.done():
                 raise
             raise SilentError(
-                f"not all ranks have acknowledged it within {self._pause_timeout:g} s"
+                f"not all ranks have acknowledged the version within {self._pause_timeout:g} s"
             ) from error
 
-    def _tell(self, name: str, until: float, client: Client | None = None) -> None:
-        """Set the servers' version label, where `finish` did not set it."""
+    def _set_label(self, name: str, until: float, client: Client | None = None) -> None:
+        """Set the servers' version label, which `finish` sets only if it succeeds."""
         client = self._client if client is None else client
-        if isinstance(client, Telling):
-            self._again(partial(client.update_weight_version, name), until, client)
+        if isinstance(client, Labelling):
+            self._retry(partial(client.update_weight_version, name), until, client)
 
-    # Bringing servers back.
+    # After a failure.
 
-    def _bring_back(
+    def _roll_back(
         self,
         error: BaseException,
         version: tuple[int, int],
@@ -386,16 +387,16 @@ class Transfers:
         ranks: list[str],
         end: float,
     ) -> Receipt:
-        """Make each server release a version that some ranks have not loaded, and resume.
+        """Make each server release a version that some ranks have not loaded, and resume it.
 
         Returns:
             The receipt, if all ranks run the version despite the `error`.
 
         Raises:
-            PublishError: Some ranks do not run it; the message has the reasons and the `error`.
-            BaseException: The `error`, if it is not an Exception: a KeyboardInterrupt, for example.
+            PublishError: Some ranks do not run the version; the message has the reasons.
+            BaseException: `error`, if it is not an Exception but, for example, a KeyboardInterrupt.
         """
-        why, clients = " ".join(_words(error).split())[:WORDS_MAX], self._clients()
+        why, clients = " ".join(_text(error).split())[:ERROR_TEXT_MAX], self._clients()
         halfway = time.monotonic() + max(1.0, (end - time.monotonic()) / 2)
         with ThreadPoolExecutor(len(clients), "weightbus-back") as threads:
 
@@ -405,86 +406,86 @@ class Transfers:
                 return {n: e for n, e in found.items() if isinstance(e, Exception)}
 
             # When a server has answered, the publisher has the results of all ranks of that server.
-            cancel = why or GIVEN_UP
+            cancel = why or CANCELLED
             failed = each(lambda c: self._update(version, halfway, c, cancel=cancel))
-            if failed:  # perhaps with its ranks, whose end the publisher is about to notice
-                wait([future], min(HEARD_SECONDS, max(0.0, halfway - time.monotonic())))
+            if failed:  # if the ranks have ended too, the publisher is about to find out
+                wait([future], min(REPORT_SECONDS, max(0.0, halfway - time.monotonic())))
             self._publisher.give_up(future, why)
             receipt, verdict = self._verdict(future)
             ended = max(end, time.monotonic() + 1.0)
-            names, several = "{}.{}".format(*version), len(clients) > 1
+            name, several = "{}.{}".format(*version), len(clients) > 1
             silent: dict[int, Exception] = {}
 
-            def back(client: Client) -> None:
-                number = clients.index(client)
-                if number not in failed:
+            def finish(client: Client) -> None:
+                index = clients.index(client)
+                if index not in failed:
                     with suppress(Exception):  # the session may have ended already
                         self._call(client.finish_weight_update, ended, client)
-                    its = self._ranks_of(number, ranks, several=several)
-                    label = _label(names, receipt, its)
+                    server_ranks = self._ranks_of(index, ranks, several=several)
+                    label = _label(name, receipt, server_ranks)
                     if label:
-                        self._tell(label, ended, client)
+                        self._set_label(label, ended, client)
                 elif not self._alive(client):
-                    silent[number] = failed[number]
+                    silent[index] = failed[index]
                     return  # do not resume: a delayed call would load while the server generates
                 if self._maybe_paused and isinstance(client, Pausing):
-                    self._again(client.resume, ended, client)
+                    self._retry(client.resume, ended, client)
 
-            stays = {**each(back), **silent}
-        all_of_them: object = self._client
-        if not stays and self._maybe_paused and several and isinstance(all_of_them, Pausing):
-            # Each server is resumed already; this call updates the client's own state.
+            unresumed = {**each(finish), **silent}
+        whole: object = self._client
+        if not unresumed and self._maybe_paused and several and isinstance(whole, Pausing):
+            # Each server is resumed already; this call updates the state of the common client.
             with suppress(Exception):
-                self._again(all_of_them.resume, ended)
-        self._maybe_paused = self._maybe_paused and bool(stays)
+                self._retry(whole.resume, ended)
+        self._maybe_paused = self._maybe_paused and bool(unresumed)
         if not isinstance(error, Exception):
             raise error
         if verdict is None:
-            log.warning("all ranks run version %s, although a call failed: %s", names, why)
+            log.warning("all ranks run version %s, although a call failed: %s", name, why)
             return receipt
         raised = verdict if error is verdict else PublishError(f"{why}; {verdict}", receipt)
-        for number, stay in stays.items() if self._maybe_paused else ():
+        for index, failure in unresumed.items() if self._maybe_paused else ():
             raised.add_note(
-                f"{clients[number]!r} may still be paused, POST /resume to it: {_words(stay)}"
+                f"{clients[index]!r} may still be paused, POST /resume to it: {_text(failure)}"
             )
         raise raised from (None if raised is error else error)
 
     def _verdict(self, future: Future[Receipt]) -> tuple[Receipt, PublishError | None]:
-        """Return the receipt of a version, and its PublishError (None: it succeeded)."""
+        """Return a version's receipt, and its PublishError; None if the publish succeeded."""
         try:
             return future.result(ANSWER_SECONDS), None
         except PublishError as error:
             return error.receipt, error
 
-    def _bring_back_late(self, until: float) -> None:
-        """Make servers that did not answer `_bring_back` release the version, and resume."""
-        if self._given_up is not None:
+    def _roll_back_late(self, until: float) -> None:
+        """Make servers that did not answer `_roll_back` release the version; resume all servers."""
+        if self._unreleased is not None:
             for client in self._clients():
                 self._open(until, client)
                 try:
-                    self._update(self._given_up, until, client, cancel=GIVEN_UP)
+                    self._update(self._unreleased, until, client, cancel=CANCELLED)
                 except Exception as error:
-                    if NO_TRAINER not in _words(error):
+                    if NO_TRAINER not in _text(error):
                         raise
-                    continue  # it was started again, so it holds no version
+                    continue  # the server was restarted, so it has not staged the version
                 with suppress(Exception):
                     self._call(client.finish_weight_update, until, client)
-            self._given_up = None
+            self._unreleased = None
         self._resume(until)
 
     def _clients(self) -> list[Client]:
-        """Return one client per server, or the only client if its servers are not known."""
+        """Return one client per server; only the common client if its servers are not known."""
         client = self._client
         if isinstance(client, VllmServers) and len(client.servers) > 1:
             return [*client.servers]
         return [client]
 
-    def _ranks_of(self, number: int, ranks: list[str], *, several: bool) -> list[str]:
-        beginning = f"{self._deployment}{number}-dp" if several else ""
-        return [name for name in ranks if name.startswith(beginning)]
+    def _ranks_of(self, server: int, ranks: list[str], *, several: bool) -> list[str]:
+        prefix = f"{self._deployment}{server}-dp" if several else ""
+        return [name for name in ranks if name.startswith(prefix)]
 
     def _alive(self, client: Client) -> bool:
-        """Return whether a server's front end answers calls; its ranks may be stuck."""
+        """Return whether a server's front end answers, even if the server's ranks are stuck."""
         ask: Callable[[], object] | None = None
         if isinstance(client, Counting):
             ask = partial(client.ranks, self._deployment)
@@ -499,27 +500,27 @@ class Transfers:
 
     # Calls.
 
-    def _again(
+    def _retry(
         self,
         call: Callable[[], object],
         until: float,
         client: Client | None = None,
         own: str = "",
     ) -> None:
-        """Make an idempotent call, and repeat it if no answer to this call comes.
+        """Make an idempotent call, and retry it if no answer comes, or an answer to another call.
 
         After an error, vLLM may return the answer to a previous call: an error about the session.
         `own` is the only such error text that this call itself can cause.
         """
-        for seconds in AGAIN_SECONDS:
+        for seconds in RETRY_SECONDS:
             try:
                 return self._call(call, until, client)
             except Exception as error:
-                words = _words(error)
-                of_another = any(w in words for w in SESSION_WORDS if w != own)
+                text = _text(error)
+                of_another = any(part in text for part in SESSION_ERRORS if part != own)
                 if not (of_another or _unanswered(error)) or time.monotonic() + seconds >= until:
                     raise
-                log.warning("%s: it is called again", _words(error))
+                log.warning("%s: the call is repeated", text)
             time.sleep(seconds)
         return self._call(call, until, client)
 
@@ -531,10 +532,10 @@ class Transfers:
             with client.within(left):
                 call()
         else:
-            _in_time(call, left)
+            _call_within(call, left)
 
 
-def _in_time(call: Callable[[], object], seconds: float) -> None:
+def _call_within(call: Callable[[], object], seconds: float) -> None:
     """Make a call in a thread, which is abandoned after `seconds`.
 
     Raises:
@@ -559,7 +560,7 @@ def _in_time(call: Callable[[], object], seconds: float) -> None:
         raise SilentError(f"a call of the client gave no answer within {seconds:.3g} s") from error
 
 
-def _words(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     """Return an error's text with the text of its HTTP answer, which vLLM's clients leave out."""
     answer = getattr(error, "response", None)
     more = getattr(answer, "text", "") if answer is not None else ""
@@ -574,7 +575,7 @@ def _unanswered(error: BaseException) -> bool:
 
 
 def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
-    """Return the version label for the server with these ranks; empty: leave the label."""
+    """Return the version label for the server with these ranks; empty: do not change the label."""
     known = [receipt.workers[rank] for rank in ranks if rank in receipt.workers]
     loaded = [each.state in ("applied", "skipped") for each in known]
     if known and all(loaded):
@@ -584,8 +585,7 @@ def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a parameter's name in checkpoints, without the prefixes of wrappers."""
-    # the prefixes of torch.compile and DDP
+    """Return a parameter's name in checkpoints, without the prefixes of torch.compile and DDP."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
@@ -605,7 +605,7 @@ def named(pairs: "Iterable[tuple[str, torch.Tensor]]") -> "dict[str, torch.Tenso
 
 
 def _offloaded(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Return the tensor; with several ranks, on the CPU, since a GPU may be too small for all."""
+    """Return the tensor; with several ranks, move it to the CPU: a GPU may be too small for all."""
     if tensor.device.type == "cpu":
         return tensor
     from torch import distributed

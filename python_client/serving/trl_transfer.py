@@ -1,17 +1,17 @@
 """Publishes the weights of TRL's asynchronous trainers, as their argument `weight_transfer=`.
 
 TRL calls `pause`, `send_weights` and `resume`, in this order, in the training thread. If `pause`
-paused servers, they would stand still while weights are in transit, and after an error TRL does not
-call `resume`. So here `pause` does nothing, and `send_weights` has three steps:
+paused the servers, they would be paused while weights are in transit, and after an error TRL does
+not call `resume`. So `pause` does nothing, and `send_weights` has three steps:
 
     publish    the weights are copied, sent and verified while all workers generate
     commit     all workers have the weights; the user's own workers apply them before the next batch
     servers    are paused, load the weights, and are resumed even after an error (`transfers`)
 
-After the commit, `send_weights` does not wait until the user's own workers apply the weights. They
-may be busy with a long batch, or wait for the trainer to fetch samples, which happens only after
-`send_weights` returns. If such a worker fails to load a version, the next `send_weights` raises the
-error.
+After the commit, `send_weights` does not wait until the user's own workers apply the weights. These
+workers may be busy with a long batch, or may wait until the trainer fetches samples, which it does
+only after `send_weights` returns. If such a worker fails to load a version, the next `send_weights`
+raises the error.
 """
 
 import inspect
@@ -42,7 +42,7 @@ log = logging.getLogger("weightbus.trl")
 Tensors = dict[str, "torch.Tensor"]
 STAGE_SECONDS = 300.0
 PAUSE_SECONDS = 60.0
-# seconds to wait for the last update of a training: most batches take less time
+# Seconds to wait until workers apply the last update of a training; most batches take less.
 LINGER_SECONDS = 60.0
 
 
@@ -110,7 +110,7 @@ class WeightTransfer:
             )
         self._servers = VllmServers(urls) if urls else None
         self._transfers: Transfers | None = None
-        self._open: list[Future[Receipt]] = []  # publishes that some workers have not applied yet
+        self._pending: list[Future[Receipt]] = []  # publishes that workers may not have applied
         self._version = 0  # number of the last version that all workers have received
         self.publisher = publisher if isinstance(publisher, Publisher) else None
         self.receipt: Receipt | None = None
@@ -156,12 +156,12 @@ class WeightTransfer:
             DeadlineError: The weights were not copied in time.
         """
         if self.publisher is None:
-            raise ClosedError("init_weight_transfer() comes before send_weights()")
+            raise ClosedError("send_weights() was called before init_weight_transfer()")
         trainer = _trainer_of(iterator)  # before the iterator is exhausted
         weights, began = named(iterator), time.monotonic()
         behind, metadata = self._behind(self.publisher), self._metadata_of(trainer)
         if self._transfers is None:
-            lags = self._hand_out(self.publisher, weights, metadata)
+            lags = self._publish(self.publisher, weights, metadata)
         else:
             lags = self._serve(self._transfers, weights, metadata)
         self.metrics = {
@@ -188,10 +188,10 @@ class WeightTransfer:
                 self._servers.resume_late()
 
     def destroy(self) -> None:
-        """Finish pending updates, resume servers, and close. Log errors, and do not raise them.
+        """Finish pending updates, resume servers, and close. Errors are logged and not raised.
 
         A busy worker applies the last update after its batch. So this waits, at most `linger`
-        seconds, until each live worker has applied the update; the log names the other workers.
+        seconds, until each live worker has applied the update; the log names workers that have not.
         """
         for end in (self._drain, self._settle, self.resume):
             try:
@@ -209,7 +209,7 @@ class WeightTransfer:
     def _serve(
         self, transfers: Transfers, weights: Tensors, metadata: Mapping[str, str]
     ) -> list[float]:
-        """Load weights with this metadata on the servers; return each rank's seconds."""
+        """Load weights with this metadata on the servers; return each rank's seconds for it."""
         if self._version == 0:
             transfers.join({n: (name_of_torch(t.dtype), (*t.shape,)) for n, t in weights.items()})
         self.receipt = transfers.send(weights, metadata)
@@ -217,33 +217,32 @@ class WeightTransfer:
         log.info("%s", self.receipt)
         return _lags(self.receipt)
 
-    def _hand_out(
+    def _publish(
         self, publisher: Publisher, weights: Tensors, metadata: Mapping[str, str]
     ) -> list[float]:
-        """Publish weights with this metadata; return the seconds of earlier applies."""
+        """Publish weights with this metadata; return the seconds of applies that have ended."""
         lags = self._settle()
         options: PublishOptions = {**self._options, "metadata": metadata}
         future = publisher.publish_async(self._model, weights, **options)
         committed = publisher.wait_for_commit(future, self._timeout + ANSWER_SECONDS)
         if committed is None:
-            # This raises an error that names the workers without the weights, if there are such
-            # workers.
+            # If workers have not received the weights, this raises an error that names them.
             self.receipt = future.result(ANSWER_SECONDS)
             committed = self.receipt.epoch, self.receipt.version
-        self._open.append(future)
+        self._pending.append(future)
         self._version = committed[1]
         return lags + self._settle()
 
     def _settle(self) -> list[float]:
-        """Take finished updates off the list; return how many seconds each apply took.
+        """Remove finished updates from `_pending`; return how many seconds each apply took.
 
         Raises:
             PublishError: A worker failed to load an update.
         """
-        over = [future for future in self._open if future.done()]
-        self._open = [future for future in self._open if future not in over]
+        finished = [future for future in self._pending if future.done()]
+        self._pending = [future for future in self._pending if future not in finished]
         lags = list[float]()
-        for future in over:
+        for future in finished:
             error = future.exception()
             if error is None:
                 self.receipt = future.result()
@@ -257,8 +256,8 @@ class WeightTransfer:
         return lags
 
     def _drain(self) -> None:
-        """Wait `linger` seconds for the open updates to be applied, then cancel the rest."""
-        late = wait(self._open, self._linger).not_done
+        """Wait up to `linger` seconds until pending updates are applied, then cancel the others."""
+        late = wait(self._pending, self._linger).not_done
         if late and self.publisher is not None:
             for future in late:
                 self.publisher.give_up(
@@ -267,7 +266,7 @@ class WeightTransfer:
             wait(late, ANSWER_SECONDS)
 
     def _behind(self, publisher: Publisher) -> list[int]:
-        """Return for each worker how many versions it is behind the last fully received one."""
+        """Return for each worker how far it is behind the last version that all have received."""
         known = [w for w in publisher.workers().values() if w.state != "lost"]
         runs = [w.running.get(self._model, (0, 0)) for w in known if self._model in w.models]
         return [max(0, self._version - (v if e == publisher.epoch else 0)) for e, v in runs]
@@ -286,8 +285,8 @@ def _lags(receipt: Receipt) -> list[float]:
 def _trainer_of(iterator: object) -> Any:
     """Return the trainer whose generator method made this iterator; None for other iterators.
 
-    TRL does not pass the trainer to its `weight_transfer` object. But the trainer has the step and
-    the queue of metrics.
+    TRL does not pass the trainer to its `weight_transfer` object, which needs the trainer's step
+    and its queue of metrics.
     """
     if not isinstance(iterator, GeneratorType):
         return None

@@ -2,18 +2,18 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """Loads a version into a vLLM model, layer by layer, from views of the bus's memory.
 
-vLLM's layer-wise reload puts the parameters on the meta device and collects the tensors of each
-layer. When a layer is complete, vLLM creates its parameters, loads and post-processes them, and
-copies them to the old memory, so only one layer at a time exists twice. The collected tensors are
-views of the version's memory, which does not change until `load` returns.
+vLLM's layer-wise reload moves the parameters to the meta device and collects the tensors of each
+layer. When a layer has all tensors, vLLM creates the layer's parameters, loads and post-processes
+them, and copies them to the old memory; so only one layer at a time exists twice. The collected
+tensors are views of the version's memory, which does not change until `load` returns.
 
 On a CPU, vLLM's layers compute with packed copies of their weights. vLLM's reload does not update
 the copies of experts and of tied weights, so the model would compute with a mix of old and new
 weights; `reloading` makes vLLM pack these copies again.
 
-A rehearsal loads zeros of the same names, dtypes and shapes. It prevents every layer from being
-completed, and restores all parameters. So wrong names, shapes and dtypes are rejected before
-anything is published, and not when half of the model is loaded.
+A rehearsal loads zeros of the same names, dtypes and shapes, but lets no layer become complete, and
+restores all parameters. So wrong names, shapes and dtypes are found before anything is published,
+and not when half of the model is loaded.
 """
 
 import math
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 PLAIN = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # also plain: each value is a power of two
+SCALES = {getattr(torch, "float8_e8m0fnu", None)}  # powers of two, which any dtype may receive
 PUBLISH_LIKE = (
     "publish a model of the kind that the server runs, under the names and dtypes of its checkpoint"
 )
@@ -76,22 +76,22 @@ class LayerwiseLoader:
         """Check once that the model computes with the weights that `load` loads; see `vllm_proof`.
 
         Raises:
-            ReloadError: The model does not compute with them.
+            ReloadError: The model does not compute with these weights.
         """
         prove(self._model, self._vllm_config, self._device, self.load)
 
     def rehearse(self, tensors: Mapping[str, Signature]) -> str:
         """Return why tensors with these dtypes and shapes cannot be loaded, or "" if they can."""
-        at = _At()
+        progress = _Progress()
         wanted = {_plain(name) for name, _ in self._model.named_parameters()}
         try:
-            with self._rehearsal(), _Fits():  # type: ignore[no-untyped-call]
-                loaded = self._model.load_weights(at.following(_zeros(tensors)))
+            with self._rehearsal(), _CastGuard():  # type: ignore[no-untyped-call]
+                loaded = self._model.load_weights(progress.track(_zeros(tensors)))
         except Exception as error:
-            return f"{at.words(self._model, error)}: {PUBLISH_LIKE}"
+            return f"{progress.describe(self._model, error)}: {PUBLISH_LIKE}"
         known = isinstance(loaded, set) and not self._quantised
         missing = wanted - set(map(_plain, loaded)) if known else set[str]()
-        if missing:  # vLLM itself rejects a checkpoint for the same reason
+        if missing:  # vLLM itself rejects a checkpoint that lacks parameters
             some = ", ".join(sorted(missing)[:5])
             return (
                 f"{len(missing)} of {len(wanted)} parameters of {type(self._model).__name__} are "
@@ -102,11 +102,11 @@ class LayerwiseLoader:
     def record(self, tensors: Mapping[str, Signature]) -> Recording:
         """Return which part of each tensor this rank needs; `load(recording.pairs(...))` loads it.
 
-        The recording has no copies to `apply`, since vLLM makes other tensors of what is loaded.
+        `Recording.apply` cannot be used, since vLLM post-processes the loaded tensors.
 
         Args:
-            tensors: Dtype and shape of each tensor that will be published, by name. `rehearse` has
-                accepted them.
+            tensors: Dtype and shape of each tensor that will be published, by name; `rehearse` must
+                have accepted them.
         """
 
         def load_weights(pairs: Tensors) -> None:
@@ -120,7 +120,7 @@ class LayerwiseLoader:
 
     @contextmanager
     def _rehearsal(self) -> Generator[None]:
-        """Return a context manager during which loads complete no layer, and are then undone."""
+        """Return a context manager in which loads complete no layer, and which then undoes them."""
         torchao = getattr(self._model, "_do_torchao_reload", False)
         with set_current_vllm_config(self._vllm_config):
             layerwise.initialize_layerwise_reload(self._model)
@@ -146,27 +146,27 @@ class LayerwiseLoader:
         """Load a version, and wait until the device has all of its values.
 
         Args:
-            pairs: Name and tensor; of a recording's parts, what its `pairs` yields.
+            pairs: (name, tensor) pairs; to load only parts, those that `Recording.pairs` yields.
 
         Raises:
             UnchangedError: The version cannot be loaded, and the model is unchanged.
             LoadError: The version was partly loaded.
         """
-        at = _At()
+        progress = _Progress()
         with set_current_vllm_config(self._vllm_config), reloading(self._model, self._device):
             in_place = self._in_place()
             try:
-                self._model.load_weights(at.following(iter(pairs)))
+                self._model.load_weights(progress.track(iter(pairs)))
                 layerwise.finalize_layerwise_reload(self._model, self._model_config)
             except BaseException as error:
                 changed = self._put_back(in_place)
-                words = at.words(self._model, error)
+                text = progress.describe(self._model, error)
                 if not isinstance(error, Exception):
                     raise
                 if not changed:
-                    raise UnchangedError(f"{words}; nothing was changed") from error
+                    raise UnchangedError(f"{text}; nothing was changed") from error
                 raise LoadError(
-                    f"{words}; the model is BROKEN: {changed} of its layers have the new weights, "
+                    f"{text}; the model is BROKEN: {changed} of its layers have the new weights, "
                     "the others the old ones. Use none of its outputs, and publish the whole model "
                     "again, which repairs it; or restart the server"
                 ) from error
@@ -174,9 +174,9 @@ class LayerwiseLoader:
             torch.accelerator.synchronize()
 
     def _in_place(self) -> InPlace:
-        """Return the tensors of each layer that a reload leaves in place, with copies of them.
+        """Return each layer's tensors that a reload does not move to the meta device, with copies.
 
-        vLLM does not put a layer's bias on the meta device, and loads it as soon as it is given.
+        Biases are such tensors: vLLM loads them in place, before the layer is complete.
         """
         return {
             layer: [(each, each.detach().clone()) for each in _own(layer) if not each.is_meta]
@@ -207,8 +207,8 @@ def reloading(model: torch.nn.Module, device: torch.device) -> Generator[None]:
     """
     ties = _ties(model) if device.type == "cpu" else []
     layerwise.initialize_layerwise_reload(model)
-    for places in ties:
-        _pass_on(places)
+    for owners in ties:
+        _load_together(owners)
     with ExitStack() as undo:
         if device.type == "cpu":
             for layer in model.modules():
@@ -222,35 +222,35 @@ def _own(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from layer.buffers(recurse=False)
 
 
-Places = list[tuple[torch.nn.Module, str]]
+Owners = list[tuple[torch.nn.Module, str]]
 
 
-def _ties(model: torch.nn.Module) -> list[Places]:
-    """Return the places (layer, name) of each parameter that several layers share.
+def _ties(model: torch.nn.Module) -> list[Owners]:
+    """Return, for each parameter that several layers share, its owners: (layer, name) pairs.
 
-    An example is a tied model, in which embedding and head share a parameter.
+    In a tied model, for example, embedding and head share a parameter.
     """
-    found: dict[int, Places] = {}
+    found: dict[int, Owners] = {}
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             found.setdefault(id(parameter), []).append((layer, name))
-    return [places for places in found.values() if len(places) > 1]
+    return [owners for owners in found.values() if len(owners) > 1]
 
 
-def _pass_on(places: Places) -> None:
-    """Make a tensor that is loaded at one of these places load at all of them.
+def _load_together(owners: Owners) -> None:
+    """Make a tensor that is loaded into one of these layers load into all of them.
 
-    The reload gives each layer a parameter of its own, but the checkpoint has only one of them.
-    vLLM would not process the other layers: a head would compute with its old packed copy.
+    The reload gives each layer a parameter of its own, but the checkpoint has only one tensor. vLLM
+    would not process the other layers: a head would compute with its old packed copy.
     """
-    parameters = [getattr(layer, name) for layer, name in places]
+    parameters = [getattr(layer, name) for layer, name in owners]
     loaders = [(p, p.weight_loader) for p in parameters if p.is_meta]
     for parameter, loader in loaders:
         others = [(other, load) for other, load in loaders if other is not parameter]
-        parameter.weight_loader = _and_others(loader, others)
+        parameter.weight_loader = _with_others(loader, others)
 
 
-def _and_others(
+def _with_others(
     loader: Callable[..., object], others: list[tuple[torch.Tensor, Callable[..., object]]]
 ) -> Callable[..., object]:
     # Return a loader that also runs the other loaders, each with its own parameter.
@@ -267,8 +267,8 @@ def _and_others(
 def _packing_experts(method: Any) -> Generator[None]:
     """Return a context manager during which vLLM packs experts whenever it processes them.
 
-    vLLM packs experts only together with creating their kernel, the first time; later it would copy
-    the loaded tensors over the packed ones. So the kernel is removed before each processing.
+    vLLM packs experts only when it creates their kernel, the first time. Later it would copy the
+    loaded tensors over the packed ones. So the kernel is removed before each processing.
     """
     process = method.process_weights_after_loading
 
@@ -280,26 +280,25 @@ def _packing_experts(method: Any) -> Generator[None]:
     try:
         yield
     finally:
-        # Several layers may share the method, so the attribute may be removed already: hence
-        # `None`.
+        # Layers may share `method`, whose attribute may then be removed already.
         vars(method).pop("process_weights_after_loading", None)
 
 
 def _plain(name: str) -> str:
-    """Return the name of a parameter without the parts that vLLM adds and does not always report.
+    """Return the name of a parameter without parts that vLLM adds, but does not always report.
 
-    Layers that get adapters have `base_layer`, and 0.28 does not report `routed_experts`.
+    Layers that may get adapters have `base_layer`, and 0.28 does not report `routed_experts`.
     """
     return name.replace(".base_layer.", ".").replace(".routed_experts.", ".")
 
 
-class _At:
+class _Progress:
     """Records which tensor is being loaded, for error texts."""
 
     def __init__(self) -> None:
         self._name, self._shown = "", ""
 
-    def following(
+    def track(
         self, pairs: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in pairs:
@@ -308,14 +307,14 @@ class _At:
             yield name, tensor
         self._name = ""
 
-    def words(self, model: torch.nn.Module, error: BaseException) -> str:
+    def describe(self, model: torch.nn.Module, error: BaseException) -> str:
         where = f" {self._shown}" if self._name else ""
         text = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
         return f"{type(model).__name__} cannot load{where}: {text}"
 
 
-class _Fits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rejects copies between plain and quantised dtypes; torch would convert the values."""
+class _CastGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rejects copies between plain and quantised dtypes, for which torch would convert values."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

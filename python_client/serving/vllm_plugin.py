@@ -1,7 +1,7 @@
 """Registers weightbus with vLLM, and checks that the installed vLLM is supported.
 
 vLLM calls `register` in each of its processes, through the entry point group
-`vllm.general_plugins`. Any version of vLLM is supported that has the names listed below.
+`vllm.general_plugins`. A version of vLLM is supported if it has the names listed below.
 """
 
 import logging
@@ -18,11 +18,11 @@ TESTED = "vLLM 0.28 to 0.33"
 TRANSFER = "vllm.distributed.weight_transfer"
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 
-# The names in vLLM that the worker's and the trainer's side need, by module.
+# By module: the names in vLLM that the worker's side and the trainer's side need.
 WORKER = {
     f"{TRANSFER}.base": (
         *("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo"),
-        "TrainerInitInfo",  # a vLLM that lacks this name uses engines in another way
+        "TrainerInitInfo",  # a vLLM without this name uses engines differently
     ),
     RELOAD: (
         *("initialize_layerwise_reload", "finalize_layerwise_reload", "get_layerwise_info"),
@@ -63,10 +63,10 @@ def require(needed: dict[str, tuple[str, ...]]) -> None:
 
 
 def unsupported(why: str) -> UnsupportedVllmError:
-    """Return the error for an unsupported vLLM; `why` follows the subject in the message."""
+    """Return the error for an unsupported vLLM; `why` is the predicate of its message."""
     return UnsupportedVllmError(
-        f"weightbus works with {TESTED}; {_this()} {why}: install one of those, or serve with "
-        "`weightbus bridge`, which needs nothing of it"
+        f"weightbus works with {TESTED}; {_this()} {why}: install one of those versions, or serve "
+        "with `weightbus bridge`, which works with any vLLM"
     )
 
 
@@ -80,7 +80,7 @@ def _this() -> str:
 def register() -> None:
     """Register weightbus with the vLLM of this process. May be called more than once.
 
-    Errors are logged, since an error would keep vLLM from starting, even where weightbus is unused.
+    Errors are only logged: an exception would keep vLLM from starting, even if nothing uses this.
     """
     try:
         factory = import_module(f"{TRANSFER}.factory")

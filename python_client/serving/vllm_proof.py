@@ -9,8 +9,8 @@ So each part of the model runs on the same inputs three times: with its initial 
 load of other values, when its output must differ; and after a load of the model's own checkpoint,
 when its output must equal the first output. Attention is left out, since it has no weights.
 
-Of ranks that share a layer, each compares what it computes alone, before vLLM joins the ranks'
-outputs: in a joined output, new weights of one rank would hide old weights of another.
+If several ranks share a layer, each rank compares its own output, before vLLM combines the outputs:
+in a combined output, new weights of one rank would hide old weights of another.
 """
 
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger("weightbus.serving")
 
 SWITCH = "WEIGHTBUS_PROVE_RELOAD"
 TOKENS = 8  # per rank: enough tokens to reach several experts
-NEAR = 0.01  # relative difference (2-norm) of outputs that count as equal
+NEAR = 0.01  # outputs with a smaller relative difference (2-norm) count as equal
 NAMES_SHOWN = 3  # names listed in an error text
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
@@ -62,25 +62,25 @@ def prove(
     try:
         next(_checkpoint(model, vllm_config))
         group: Any = get_tp_group()
-        parts = _recorded(model, vllm_config, device, TOKENS * group.world_size)
-        first = _answers(parts, vllm_config, group)
+        parts = _record(model, vllm_config, device, TOKENS * group.world_size)
+        first = _outputs(parts, vllm_config, group)
     except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         log.warning(
-            "it is not proved that %s computes by what is loaded into it (%s): compare its answers "
-            "with the trainer's once",
+            "it is not proved that %s computes with the weights loaded into it (%s): compare its "
+            "answers with the trainer's once",
             type(model).__name__,
-            words,
+            text,
         )
         return
-    load(_others(_checkpoint(model, vllm_config)))
-    second = _answers(parts, vllm_config, group)
+    load(_changed(_checkpoint(model, vllm_config)))
+    second = _outputs(parts, vllm_config, group)
     load(_checkpoint(model, vllm_config))
-    third = _answers(parts, vllm_config, group)
+    third = _outputs(parts, vllm_config, group)
     ranks = group.world_size
-    idle = {name for name in parts if ranks > 1 and _zero(first[name])}
-    stale = [name for name in parts if name not in idle and _near(first[name], second[name])]
-    wrong = [name for name in parts if not _near(first[name], third[name])]
+    idle = {name for name in parts if ranks > 1 and _is_zero(first[name])}
+    stale = [name for name in parts if name not in idle and _are_close(first[name], second[name])]
+    wrong = [name for name in parts if not _are_close(first[name], third[name])]
     if stale or wrong:
         where = f" on rank {group.rank_in_group} of {ranks}" if ranks > 1 else ""
         raise ReloadError(
@@ -105,25 +105,25 @@ def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tenso
     return iter(loader.get_all_weights(vllm_config.model_config, model))
 
 
-def _others(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
+def _changed(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each tensor with changed values, which are neither large nor zero."""
     for name, tensor in pairs:
         plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         yield name, tensor * 0.5 + 0.125 if plain else tensor
 
 
-def _recorded(model: Any, vllm_config: Any, device: torch.device, tokens: int) -> dict[str, Part]:
+def _record(model: Any, vllm_config: Any, device: torch.device, tokens: int) -> dict[str, Part]:
     """Run the model once; return, by name, functions that run a part on its recorded inputs."""
     parts: dict[str, Part] = {}
-    # Over the whole vocabulary, so that each rank has rows of some of them.
-    words = vllm_config.model_config.get_vocab_size()
-    ids = torch.arange(tokens, device=device) * words // tokens
+    # Tokens from the whole vocabulary, so that each rank has the embeddings of some tokens.
+    vocabulary = vllm_config.model_config.get_vocab_size()
+    ids = torch.arange(tokens, device=device) * vocabulary // tokens
     with ExitStack() as undo:
         for name, module in model.named_modules():
             undo.enter_context(_eager(module))
             inner = list(module.modules())
-            if any(_attends(each) for each in inner):
-                if _attends(module):
+            if any(_is_attention(each) for each in inner):
+                if _is_attention(module):
                     undo.callback(module.register_forward_hook(_steady).remove)
             elif any(True for _ in module.parameters()):
                 hook = module.register_forward_pre_hook(_recorder(parts, name), with_kwargs=True)
@@ -135,7 +135,7 @@ def _recorded(model: Any, vllm_config: Any, device: torch.device, tokens: int) -
     return parts
 
 
-def _attends(module: torch.nn.Module) -> bool:
+def _is_attention(module: torch.nn.Module) -> bool:
     return hasattr(module, "kv_cache")
 
 
@@ -153,7 +153,7 @@ def _eager(module: Any) -> Generator[None]:
 
 
 def _steady(module: object, given: object, answer: Any) -> Any:
-    """Forward hook: replace the output of attention, which is empty without a cache."""
+    """Replace the output of attention, which is empty without a cache. (A forward hook.)"""
     del module, given
     made = torch.linspace(-1, 1, answer.numel(), device=answer.device).view(answer.shape)
     return made.to(answer.dtype)
@@ -187,7 +187,7 @@ def _tensors(answer: Any) -> list[torch.Tensor]:
     return []
 
 
-def _answers(parts: dict[str, Part], vllm_config: Any, group: Any) -> dict[str, list[torch.Tensor]]:
+def _outputs(parts: dict[str, Part], vllm_config: Any, group: Any) -> dict[str, list[torch.Tensor]]:
     # Return what each part computes on this rank alone.
     tokens = TOKENS * group.world_size
     with (
@@ -200,7 +200,7 @@ def _answers(parts: dict[str, Part], vllm_config: Any, group: Any) -> dict[str, 
 
 @contextmanager
 def _alone(group: Any) -> Generator[None]:
-    """Return a context manager during which a group's other ranks count as zeros."""
+    """Return a context manager during which a group's other ranks seem to contribute zeros."""
     ranks: int = group.world_size
     rank: int = group.rank_in_group
 
@@ -225,12 +225,12 @@ def _alone(group: Any) -> Generator[None]:
             delattr(group, name)
 
 
-def _zero(answer: list[torch.Tensor]) -> bool:
-    """Return whether a rank adds nothing to an output: it has no row, no expert of these inputs."""
+def _is_zero(answer: list[torch.Tensor]) -> bool:
+    """Return whether a rank contributes nothing: it has no row or expert for these inputs."""
     return not any(bool(each.any()) for each in answer)
 
 
-def _near(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def _are_close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(
         bool((a - b).norm() <= NEAR * a.norm()) or torch.equal(a, b)
         for a, b in zip(one, other, strict=True)

@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The trainer's side of vLLM's weight transfer; each rank of a trainer has an engine."""
+"""Implements the trainer's side of vLLM's weight transfer; each rank of a trainer has an engine."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ from .vllm_plugin import TRAINER, register, require
 
 require(TRAINER)
 
-from vllm.distributed.weight_transfer.base import (  # noqa: E402 - once it is known to be there
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - after the check above
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
@@ -71,9 +71,9 @@ class TrainerInit(TrainerInitInfo):
 class OwnClient(VllmServers):
     """Wraps the trainer's own client of one server, and adds calls that vLLM's clients lack.
 
-    If the client has a method for a call, that method is used, with the client's headers, versions
-    and timeouts. Otherwise the call uses the client's `_post`, which vLLM's own clients have.
-    Without `_post`, the call uses `VllmServers`.
+    A call uses the client's method of that name if there is one, and with it the client's headers,
+    versions and timeouts; otherwise the client's `_post`, which vLLM's own clients have; otherwise
+    `VllmServers`.
 
     Args:
         client: The client; its `base_url` is the server's URL.
@@ -101,7 +101,7 @@ class OwnClient(VllmServers):
 
     def update_weight_version(self, new_version: str) -> None:
         """Set the version label of the server."""
-        self._does(
+        self._call(
             "update_weight_version",
             new_version,
             path="update_weight_version",
@@ -111,14 +111,14 @@ class OwnClient(VllmServers):
     def pause(self, mode: PauseMode = "keep") -> None:
         """Pause generation."""
         self._since = time.monotonic()
-        self._does("pause", mode, path=f"pause?mode={mode}")
+        self._call("pause", mode, path=f"pause?mode={mode}")
 
     def resume(self) -> None:
         """Resume generation."""
-        self._does("resume", path="resume")
+        self._call("resume", path="resume")
         self.paused_s, self._since = time.monotonic() - self._since, 0.0
 
-    def _does(self, name: str, *given: Any, path: str, json: dict[str, Any] | None = None) -> None:
+    def _call(self, name: str, *given: Any, path: str, json: dict[str, Any] | None = None) -> None:
         own, post = getattr(self._own, name, None), getattr(self._own, "_post", None)
         if own is not None:
             own(*given)
@@ -218,7 +218,7 @@ class WeightbusTrainerEngine(TrainerWeightTransferEngine):
         """
         if not self.is_sender:
             for _ in _full(self.source):
-                pass  # iterate, since all ranks take part in gathering the tensors
+                pass  # iterate, since each rank must take part in gathering the tensors
             return
         self.receipt = self._transfers.send(named(_full(self.source)))
         self._transfers.resume()
@@ -254,4 +254,4 @@ def _signatures(source: Any) -> dict[str, Signature]:
     }
 
 
-register()  # vLLM calls this function only in its own processes, not in a trainer's
+register()  # vLLM calls this function only in its own processes, and not in a trainer's

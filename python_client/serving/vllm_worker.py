@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUntypedBaseClass=false
-"""The weight transfer engine for vLLM.
+"""Implements the server's side of vLLM's weight transfer.
 
 Each rank of a server with `--weight-transfer-config '{"backend": "weightbus"}'` creates an engine.
 """
@@ -14,7 +14,7 @@ from .vllm_plugin import WORKER, require, unsupported
 
 require(WORKER)
 
-from vllm.distributed.weight_transfer.base import (  # noqa: E402 - once it is known to be there
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - after the check above
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,

@@ -124,7 +124,7 @@ def test_a_server_that_was_restarted_loads_its_adapter_again(tmp_path: Path, kin
     with standing(tmp_path, kind, adapter="policy-lora") as (stand, (engine,)):
         stand.publish(adapter(1), metadata=said())
         engine.restart(of(0))
-        (text,) = stand.target.look() or []
+        (text,) = stand.target.sync() or []
         assert f"{engine.url} ran nothing, and has loaded" in text
         assert runs(engine, adapter(1))
 

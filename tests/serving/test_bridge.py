@@ -141,7 +141,7 @@ def test_a_server_that_loads_neither_version(tmp_path: Path) -> None:
         assert "publish again, or restart it" in told(receipt)[1]
         assert "no version runs until one is applied" in said
         assert engine.paused
-        (text,) = stand.target.look() or []  # it tries again, and still leaves it paused
+        (text,) = stand.target.sync() or []  # it tries again, and still leaves it paused
         assert stays in text
         assert engine.paused
         for _ in range(TRIES - 1):
@@ -249,7 +249,7 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path) -> None:
         assert engine.url in said
         assert "cannot be reached" in said
         engine.restart(of(0))
-        summary_of = stand.target.look()
+        summary_of = stand.target.sync()
         assert summary_of is not None
         assert not marks(stand.folder)
         assert not engine.paused
@@ -263,8 +263,8 @@ def test_a_server_that_was_restarted_loads_again(tmp_path: Path, kind: str) -> N
         stand.publish(of(1))
         running, believed = engine.version, stand.publisher.workers()["bridge"].running
         engine.restart(of(0))
-        assert stand.target.look() == [f"{engine.url} ran default, and has loaded {running} again"]
-        assert stand.target.look() is None  # it was not yet time
+        assert stand.target.sync() == [f"{engine.url} ran default, and has loaded {running} again"]
+        assert stand.target.sync() is None  # it was not yet time
         assert same(engine, of(1))
         assert engine.version == running
         assert stand.worker.flush(20)
@@ -404,7 +404,7 @@ def test_a_server_that_does_not_go_on_is_told_again(tmp_path: Path, kind: str, b
         assert engine.paused
         assert marks(stand.folder)
         if by == "a look":
-            stand.target.look()
+            stand.target.sync()
         else:
             assert told(stand.publish(of(2))[0])[0] == "applied"
         assert not engine.paused
@@ -422,7 +422,7 @@ def test_what_a_killed_bridge_has_left_paused_goes_on(tmp_path: Path, kind: str)
         dead = ENGINES[kind](server, settings)
         dead._mark.write_text(engine.url)  # noqa: SLF001 - as it does before it pauses
         stand = Stand(folder, [engine])
-        assert stand.target.missing() == ""
+        assert stand.target.check_servers() == ""
         assert not engine.paused
         assert marks(folder) == []
         stand.close()

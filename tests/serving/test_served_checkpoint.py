@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_not_loaded(
     weights, words = changed(change)
     with standing(tmp_path, kind) as (stand, (engine,)):
         if known:
-            assert stand.target.missing() == ""
+            assert stand.target.check_servers() == ""
         receipt, _ = stand.publish(weights)
         assert refused(receipt, words)
         assert refused(receipt, f"{engine.home}, which {engine.url} serves")
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
         stand = Stand(tmp_path / "served", made)
         words = f"what fits {made[0].url} cannot be known: its checkpoint .*elsewhere.*--unchecked"
         with pytest.raises(ServersError, match=words):
-            stand.target.missing()
+            stand.target.check_servers()
         receipt, _ = stand.publish(of(1))
         assert refused(receipt, "cannot be known")
         assert refused(receipt, "--like")
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
         ways: list[dict[str, Any]] = [{"like": like}, {"unchecked": True}]
         for number, options in enumerate(ways):
             stand = Stand(tmp_path / str(number), made, **options)
-            assert stand.target.missing() == ""
+            assert stand.target.check_servers() == ""
             assert told(stand.publish(of(number + 1))[0])[0] == "applied"
             assert same(made[0], of(number + 1))
             stand.close()
@@ -137,7 +137,7 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, kind: str, cached: str)
     weights, words = changed("lacks")
     with standing(tmp_path, kind) as (stand, (engine,)):
         engine.home = engine.path = cached
-        assert stand.target.missing() == ""
+        assert stand.target.check_servers() == ""
         assert refused(stand.publish(weights)[0], words)
         assert told(stand.publish(of(1))[0])[0] == "applied"
 
@@ -146,7 +146,7 @@ def test_a_model_that_the_hub_has_not_cached(tmp_path: Path, cached: str) -> Non
     with standing(tmp_path, "vllm") as (stand, (engine,)):
         engine.home = f"{cached}-other"
         with pytest.raises(ServersError, match=r"'org/tiny-other' cannot be read here.*--like"):
-            stand.target.missing()
+            stand.target.check_servers()
 
 
 def test_the_hubs_client_is_not_installed(
@@ -156,7 +156,7 @@ def test_the_hubs_client_is_not_installed(
     with standing(tmp_path, "vllm") as (stand, (engine,)):
         engine.home = cached
         with pytest.raises(ServersError, match=r"pip install huggingface_hub.*--like"):
-            stand.target.missing()
+            stand.target.check_servers()
 
 
 def test_buffers_that_engines_skip_need_not_come(tmp_path: Path) -> None:
