@@ -1,11 +1,11 @@
-"""Relays on the nodes of a Ray cluster: one actor on each node, which Ray places and restarts.
+"""Runs a relay on each node of a Ray cluster, in an actor that Ray places and restarts.
 
-    relays()    in the trainer: a thread follows Ray's nodes, and starts an actor on each
-    address()   on any node: finds that node's actor by its name, and some others
+    relays()    called in the trainer: starts a thread that starts an actor on each node
+    address()   called on any node: finds the node's own actor by name, and a few other actors
 
-The name of an actor has the id of its node, so nothing but Ray has to know where relays are. The
-port is chosen before an actor is made: Ray makes a killed actor again with the same arguments, so
-workers find the relay again where it was.
+The name of an actor contains the id of its node, so only Ray needs to know where relays are. A
+relay's port is chosen before its actor is created: Ray restarts a killed actor with the same
+arguments, so workers find the restarted relay at the same address.
 """
 
 import asyncio
@@ -34,16 +34,18 @@ from ..settings import Settings, settings_of
 
 log = logging.getLogger("weightbus.relay")
 
-NAMESPACE = "weightbus"  # of the actors' names, in every job of a cluster
-LOOK_SECONDS = 1.0  # between two looks at Ray's nodes: two short calls of its control service
-START_SECONDS = 120.0  # for an actor's process to start, on a busy node
-AGAIN_SECONDS = 10.0  # until a start that failed is tried again
-BIND_SECONDS = 10.0  # for the process of a killed actor to free the port
-ANSWER_SECONDS = 2.0  # for the actors to say how they are, or to close
-OTHERS = 2  # relays of other nodes that a worker can go on with
-OTHERS_SECONDS = 1.0  # for these to answer: one may be on a node that has just died
-CALLS = 8  # calls that an actor answers at the same time
-PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 0.5  # between two looks for the actor of this node
+NAMESPACE = "weightbus"  # Ray's namespace of the actors' names, shared by all jobs of a cluster
+LOOK_SECONDS = (
+    1.0  # between two checks of Ray's nodes, each two short calls of Ray's control service
+)
+START_SECONDS = 120.0  # within which an actor's process must start, also on a busy node
+RETRY_SECONDS = 10.0  # between a failed start and the next one
+BIND_SECONDS = 10.0  # within which the process of a killed actor must free the port
+ANSWER_SECONDS = 2.0  # within which actors must report their status, or close
+OTHERS = 2  # how many relays of other nodes a worker gets as alternatives
+OTHERS_SECONDS = 1.0  # within which these must answer; one may be on a node that has just died
+CALLS = 8  # how many calls an actor handles concurrently
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 0.5  # between two checks, such as for a node's actor
 
 Nodes = Callable[[Mapping[str, Any]], bool]
 
@@ -55,10 +57,10 @@ class NodeRelay:
     Attributes:
         node: The node's id in Ray.
         host: The node's address in Ray.
-        name: The relay's name, which receipts have in `through`.
-        address: The relay's address for workers; None: it has not started yet.
-        status: What the relay says; None: it does not answer, for example while Ray restarts it.
-        error: Why it has not started; empty: no error is known.
+        name: The relay's name, by which `through` in receipts names it.
+        address: The relay's address for workers; None: the relay has not started yet.
+        status: The relay's status; None: no answer came, for example while Ray restarts the relay.
+        error: Why the relay has not started; empty: no error is known.
     """
 
     __module__ = "weightbus.ray"
@@ -73,7 +75,7 @@ class NodeRelay:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all relays of a set have in common; the arguments are those of `relays`."""
+    """The settings that all relays of a set share; the fields are as the arguments of `relays`."""
 
     upstream: tuple[str, ...]
     models: tuple[str, ...]
@@ -86,23 +88,23 @@ class Plan:
 
 
 class RelayActor:
-    """The relay of one node, in its actor.
+    """Runs the relay of one node; instances are Ray actors.
 
     Args:
-        plan: What it is made from.
+        plan: The relay's settings.
         name: The relay's name.
-        address: Where it is bound, with a port.
+        address: The address to bind, with a port.
     """
 
     def __init__(self, plan: Plan, name: str, address: str) -> None:
         self._plan = plan
         own = relay_keys(plan.keys, name, plan.upstream)
-        # With keys, a worker's file fits relays only, so the publisher is not behind them.
-        self._behind = [] if own.below is not None else [*plan.upstream]
+        # With keys, a worker's key file is for relays only, so workers cannot use the publisher.
+        self._alternatives = [] if own.below is not None else [*plan.upstream]
         settings = plan.settings
-        if settings.data is None:  # the next port may be taken
+        if settings.data is None:  # by default the next port, which may be in use
             settings = replace(settings, data=f"{address.rpartition(':')[0]}:0")
-        made = partial(
+        make = partial(
             Relay,
             [*plan.upstream],
             address,
@@ -112,18 +114,18 @@ class RelayActor:
             insecure=plan.insecure,
             settings=settings,
         )
-        self._relay = _bound(made)
+        self._relay = _bind(make)
 
     def find(self) -> tuple[str, list[str]]:
-        """Return the relay's address, and those of the publisher that workers may use instead."""
-        return self._relay.address, self._behind
+        """Return the relay's address, and the publisher's, which workers may use instead."""
+        return self._relay.address, self._alternatives
 
     def serves(self, plan: Plan) -> bool:
-        """True if the relay was made from an equal plan."""
+        """Return whether the relay has the settings of this plan."""
         return plan == self._plan
 
     def join(self, seconds: float) -> str:
-        """Wait until the publisher accepts the relay; return why it did not, or an empty text."""
+        """Wait until the publisher accepts the relay; return an error text, empty if it did."""
         try:
             joined = self._relay.wait_joined(seconds)
         except WeightBusError as error:
@@ -135,16 +137,16 @@ class RelayActor:
         return self._relay.status()
 
     def close(self) -> None:
-        """Close the relay, so that its workers go on to another one."""
+        """Close the relay: its workers change over to their next address."""
         self._relay.close()
 
 
-def _bound(made: Callable[[], Relay]) -> Relay:
-    """Make a relay, as soon as its port is free."""
+def _bind(make: Callable[[], Relay]) -> Relay:
+    """Make a relay once its port is free; raise AddressError if it is not within BIND_SECONDS."""
     deadline = time.monotonic() + BIND_SECONDS
     while True:
         try:
-            return made()
+            return make()
         except AddressError:
             if time.monotonic() > deadline:
                 raise
@@ -152,7 +154,7 @@ def _bound(made: Callable[[], Relay]) -> Relay:
 
 
 def free_address(plan: Plan, name: str, host: str) -> str:
-    """Return an address with a free port on this node, after a check that a relay may have it.
+    """Return an address with a free port on this node, if a relay may be bound to it.
 
     Raises:
         AddressError: Other hosts can reach the address, and there are no keys on this node.
@@ -160,9 +162,9 @@ def free_address(plan: Plan, name: str, host: str) -> str:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     own = relay_keys(plan.keys, name, plan.upstream)
-    with socket.socket(family) as found:
-        found.bind((host, 0))
-        port = found.getsockname()[1]
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     check_exposure(own.below, plan.insecure, address, plan.settings.data)
     return address
@@ -173,7 +175,7 @@ def free_address(plan: Plan, name: str, host: str) -> str:
 
 @dataclass(slots=True)
 class _Node:
-    """A node, and the start of its relay."""
+    """A node that has a relay, or gets one; `start` is the task that starts the relay."""
 
     id: str
     host: str
@@ -182,7 +184,7 @@ class _Node:
     actor: Any = None
     address: str | None = None
     error: Exception | None = None
-    again_at: float = 0.0
+    retry_at: float = 0.0
     start: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
@@ -192,15 +194,15 @@ class Relays(Closable):
     Args:
         plan, name, watch: From `weightbus.ray.relays()`, which makes this object.
 
-    Nodes that join get a relay, as long as the process lives that called `relays()`. `close()`, or
-    the end of a `with` block, ends the relays. Without that they outlive the process, and serve
-    what they have: the next call of `relays()` with this name takes them over.
+    As long as the process that called `relays()` lives, nodes that join the cluster get a relay.
+    `close()`, or the end of a `with` block, ends the relays. Otherwise they outlive the process,
+    with the versions that they have, until the next call of `relays()` with this name takes over.
     """
 
     __module__ = "weightbus.ray"
 
     def __init__(self, plan: Plan, name: str, watch: "_NodeWatch") -> None:
-        """Show what a thread follows. `help(weightbus.ray.relays)` describes how to make it."""
+        """Use a running `_NodeWatch`. Call `weightbus.ray.relays()` instead of this constructor."""
         self._plan, self._name, self._watch = plan, name, watch
 
     def __repr__(self) -> str:
@@ -208,7 +210,7 @@ class Relays(Closable):
         return f"<Relays {self._name} of {where} on {len(self._watch.nodes)} nodes>"
 
     def status(self) -> dict[str, NodeRelay]:
-        """Return the relay of each node, by the node's id in Ray. It takes up to 2 s."""
+        """Return the relay of each node, by the node's id in Ray. The call takes up to 2 s."""
         nodes = [*self._watch.nodes.values()]
         refs = {node.id: node.actor.status.remote() for node in nodes if node.actor is not None}
         answers = _answers([*refs.values()], ANSWER_SECONDS)
@@ -226,7 +228,7 @@ class Relays(Closable):
         }
 
     def close(self) -> None:
-        """End the relays: workers go on to their next address, or keep their weights."""
+        """End the relays: workers change over to their next address, or keep their weights."""
         self._watch.close()
 
 
@@ -253,14 +255,14 @@ def relays(
             published or prepared.
         nodes: "all"; or a function that takes a node as in `ray.nodes()`, and returns whether the
             node gets a relay.
-        keys: A path on every node: a relay's folder of `weightbus keygen --relay`, or the folder
-            that has it. One key for all relays is `--relay "ray-*"`. None: the folder in
-            WEIGHTBUS_KEYS on the node; if that is not set, no keys.
+        keys: A path on each node: a relay's folder, as `weightbus keygen --relay` makes it, or the
+            folder that contains it. `--relay "ray-*"` makes one key for all relays. None: the
+            folder in WEIGHTBUS_KEYS on the node; if that is not set, no keys.
         insecure: Without keys, allow addresses that other hosts can reach.
-        name: The name of this set of relays, for a cluster with several publishers. A relay's name
-            begins with it.
+        name: The name of this set of relays, for a cluster with several publishers. The names of
+            its relays begin with it.
         settings: The settings of each relay.
-        timeout: Seconds to wait until each node has a relay, which, for a Publisher, has joined.
+        timeout: Seconds to wait until each node has a relay, which must have joined a Publisher.
 
     Returns:
         The relays. You need not keep the object.
@@ -271,7 +273,7 @@ def relays(
         KeysError: The keys cannot be read on a node.
         RuntimeError: Ray is not initialised here.
         ValueError: A name is invalid, or there are no models.
-        WorkersMissingError: A node has no relay in time; the text says why.
+        WorkersMissingError: A node had no relay in time; the text says why.
     """
     ray = _ray("weightbus.ray.relays()")
     checks.check_name(name, "relays")
@@ -315,13 +317,13 @@ def _wanted(nodes: str | Nodes) -> Nodes:
 
 
 class _NodeWatch:
-    """Follows the nodes of the cluster, in a thread, and starts a relay where there is none.
+    """Checks the nodes of the cluster, in a thread, and starts a relay on each that has none.
 
     Args:
-        plan: What the relays are made from.
+        plan: The settings of the relays.
         name: The name of the set.
-        wanted: Whether a node gets a relay.
-        here: This node's address if only its host reaches the publisher; None: all hosts do.
+        wanted: Returns whether a node gets a relay.
+        here: This node's address if only this host can reach the publisher; None: other hosts can.
 
     Attributes:
         nodes: By id, the nodes that have a relay, or get one.
@@ -331,15 +333,15 @@ class _NodeWatch:
         self._plan, self._name, self._wanted, self._here = plan, name, wanted, here
         self.nodes: dict[str, _Node] = {}
         self._ready: Future[None] = Future()
-        self._first = True  # until each node has a relay
-        self._joins = False
+        self._first = True  # until each node has had a relay
+        self._joins = False  # whether a relay counts as started only once it has joined
         self._cluster = _cluster()
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="weightbus-ray", daemon=True)
 
     def begin(self, timeout: float, *, joins: bool) -> None:
-        """Start the thread, and wait until each node has a relay; `joins`: that has joined."""
+        """Start the thread; wait until each node has a relay that, if `joins`, has joined."""
         self._joins, self._timeout = joins, timeout
         self._thread.start()
         try:
@@ -349,7 +351,7 @@ class _NodeWatch:
             raise
 
     def leave(self) -> dict[str, _Node]:
-        """End the thread but not the relays; return the nodes, which the caller then owns."""
+        """End the thread but not the relays; return the nodes, and forget them."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(START_SECONDS)
@@ -400,7 +402,7 @@ class _NodeWatch:
             pass
 
     async def _start_all(self) -> None:
-        """Return once each node has a relay; raise the error of the first that gets none."""
+        """Return once each node has a relay; raise the error of the first relay that fails."""
         self._kill_unwanted()
         while True:
             self._look()
@@ -419,43 +421,43 @@ class _NodeWatch:
             if node.start is not None
         ]
         return (
-            f"not started within {self._timeout:g} s: {', '.join(without[:5])}"
+            f"relays have not started within {self._timeout:g} s: {', '.join(without[:5])}"
             f"{' and others' * (len(without) > 5)}. Is weightbus installed on these nodes, and can "
             f"they reach {', '.join(self._plan.upstream)}? Give a longer timeout=, or leave nodes "
             "out with nodes="
         )
 
     def _kill_unwanted(self) -> None:
-        """End relays of an earlier program on nodes that get none now."""
-        here = {node["NodeID"] for node in _alive() if self._wanted(node)}
-        for actor_name in _named(self._name):
+        """End relays of an earlier program on nodes that get no relay now."""
+        wanted = {node["NodeID"] for node in _alive() if self._wanted(node)}
+        for actor_name in _actor_names(self._name):
             actor = _actor(actor_name)
-            if actor is not None and actor_name.rpartition("-")[2] not in here:
+            if actor is not None and actor_name.rpartition("-")[2] not in wanted:
                 _kill(actor)
 
     def _look(self) -> None:
         """Start relays on nodes that have none, and forget nodes that are dead."""
         alive = {node["NodeID"]: node for node in _alive() if self._wanted(node)}
-        named, now = _named(self._name), time.monotonic()
+        actors, now = _actor_names(self._name), time.monotonic()
         for id_ in [*self.nodes]:
             if id_ not in alive:
-                gone = self.nodes.pop(id_)
-                if gone.start is not None:
-                    gone.start.cancel()
-                log.warning("node %s (%s) is dead, with %s", id_[:12], gone.host, gone.relay)
+                dead = self.nodes.pop(id_)
+                if dead.start is not None:
+                    dead.start.cancel()
+                log.warning("node %s (%s) is dead, with %s", id_[:12], dead.host, dead.relay)
         for id_, found in alive.items():
             node, host = self.nodes.get(id_), found["NodeManagerAddress"]
             if node is None:
                 relay = f"{self._name}-{id_[:12]}"
                 node = self.nodes[id_] = _Node(id_, host, relay, f"{self._name}-{id_}")
-            ended = node.actor is not None and node.actor_name not in named
-            failed = node.error is not None and now >= node.again_at
+            ended = node.actor is not None and node.actor_name not in actors
+            failed = node.error is not None and now >= node.retry_at
             if node.start is None and (ended or failed or (node.actor, node.error) == (None, None)):
                 node.actor = node.error = None
                 node.start = self._loop.create_task(self._start(node))
 
     async def _start(self, node: _Node) -> None:
-        """Start a node's relay, or take over the one that is there."""
+        """Start a node's relay, or take over the relay of an earlier program; record an error."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._start_relay(node)
@@ -464,7 +466,7 @@ class _NodeWatch:
             if isinstance(error, TimeoutError) and not isinstance(error, WeightBusError):
                 text = f"its actor has not started within {START_SECONDS:.0f} s"
                 node.error = WorkersMissingError(f"{node.relay}: {text}")
-            node.again_at = time.monotonic() + AGAIN_SECONDS
+            node.retry_at = time.monotonic() + RETRY_SECONDS
             if not self._first:
                 words = _words(node.error)
                 log.warning("node %s (%s) has no relay: %s", node.id[:12], node.host, words)
@@ -492,27 +494,27 @@ class _NodeWatch:
                 _kill(actor)
                 actor = None
         if actor is None:
-            there: Any = {"scheduling_strategy": _on(node.id), "num_cpus": 0}
+            placing: Any = {"scheduling_strategy": _on(node.id), "num_cpus": 0}
             if address is None:
-                probe = ray.remote(free_address).options(**there)
+                probe = ray.remote(free_address).options(**placing)
                 host = "127.0.0.1" if self._here is not None else node.host
                 address = await probe.remote(plan, node.relay, host)
-            options = there | {
+            options = placing | {
                 "name": node.actor_name,
                 "namespace": NAMESPACE,
                 "lifetime": "detached",
                 "max_restarts": -1,
                 "max_concurrency": CALLS,
             }
-            made = ray.remote(RelayActor).options(**options)
+            factory = ray.remote(RelayActor).options(**options)
             while actor is None:
                 try:
-                    actor = made.remote(plan, node.relay, address)
-                except ValueError:
+                    actor = factory.remote(plan, node.relay, address)
+                except ValueError:  # an actor with this name exists
                     if not self._first:
-                        text = f"another program makes {node.relay} at this moment"
+                        text = f"another program is just starting {node.relay}"
                         raise WorkersMissingError(text) from None
-                    await asyncio.sleep(PAUSE_SECONDS_MIN)  # the killed one still has the name
+                    await asyncio.sleep(PAUSE_SECONDS_MIN)  # the killed actor still has the name
             address, _ = await actor.find.remote()
         if self._first and self._joins:
             why = await actor.join.remote(self._timeout)
@@ -531,13 +533,13 @@ _watches: dict[str, _NodeWatch] = {}  # of this process, by the name of the set
 
 
 def address(name: str = "ray", *, timeout: float = 120.0) -> list[str]:
-    """Return the addresses for a Subscriber on this node: that of the node's relay first.
+    """Return the addresses for a Subscriber on this node; the first is that of the node's relay.
 
-    Behind it are up to two relays of other nodes, and, without keys, the publisher. Call it in a
-    task or an actor, or in a driver on a node. It waits while the relay starts.
+    Up to two relays of other nodes follow, then, without keys, the publisher. Call this in a task,
+    an actor, or a driver that runs on a node. The call waits until the node's relay has started.
 
     Args:
-        name: The `name` that `weightbus.ray.relays()` was given.
+        name: The `name` with which `weightbus.ray.relays()` was called.
         timeout: Seconds to wait for the relay of this node.
 
     Returns:
@@ -545,7 +547,7 @@ def address(name: str = "ray", *, timeout: float = 120.0) -> list[str]:
 
     Raises:
         RuntimeError: Ray is not initialised here.
-        WorkersMissingError: This node has no relay in time.
+        WorkersMissingError: This node had no relay in time.
     """
     ray = _ray("weightbus.ray.address()")
     context = ray.get_runtime_context()
@@ -560,26 +562,27 @@ def address(name: str = "ray", *, timeout: float = 120.0) -> list[str]:
             break
         left = deadline - time.monotonic()
         if left <= 0:
-            raise WorkersMissingError(_none(own, name, timeout))
+            raise WorkersMissingError(_no_relay(own, name, timeout))
         time.sleep(min(pause, left))
         pause = min(2 * pause, PAUSE_SECONDS_MAX)
-    ((first, behind),) = answer
-    # Each node has others behind it, so that the workers of a dead relay do not all go to one.
-    others = sorted(_named(name) - {own}, key=lambda each: sha256((own + each).encode()).digest())
+    ((first, publisher),) = answer
+    # Nodes get different alternatives, so that their workers do not all go to the same relay.
+    others = sorted(_actor_names(name) - {own}, key=lambda n: sha256((own + n).encode()).digest())
     actors = [actor for actor in map(_actor, others[:OTHERS]) if actor is not None]
     answers = _answers([actor.find.remote() for actor in actors], OTHERS_SECONDS)
-    return [*dict.fromkeys((first, *(each for each, _ in answers.values()), *behind))]
+    return [*dict.fromkeys((first, *(each for each, _ in answers.values()), *publisher))]
 
 
-def _none(own: str, name: str, timeout: float) -> str:
+def _no_relay(own: str, name: str, timeout: float) -> str:
+
     text = f"node {own.rpartition('-')[2][:12]} has no relay of {name!r} within {timeout:g} s: "
-    others = _named(name)
+    others = _actor_names(name)
     if own in others:
         return text + "its actor does not answer; Relays.status() in the trainer says why"
     if others:
         return text + (
             f"{len(others)} other nodes have one. Does nodes= of weightbus.ray.relays() leave this "
-            "node out? Relays.status() in the trainer says why else"
+            "node out? If not, Relays.status() in the trainer says why"
         )
     return text + (
         "nor has any other node: call weightbus.ray.relays(publisher) in the trainer, with the "
@@ -591,10 +594,10 @@ def _none(own: str, name: str, timeout: float) -> str:
 
 
 def _ray(caller: str) -> Any:
-    """Return the module, which is slow to import and may be missing.
+    """Return the module `ray`, which is imported only when needed, since that takes long.
 
     Raises:
-        RuntimeError: Ray is not initialised.
+        RuntimeError: `caller` is not empty, and Ray is not initialised.
     """
     import ray
 
@@ -604,7 +607,7 @@ def _ray(caller: str) -> Any:
 
 
 def _cluster() -> object:
-    """Return the identity of the cluster, and of this program there; None: Ray has ended."""
+    """Return values that identify the cluster and this program's job; None: Ray has ended."""
     ray = _ray("")
     if not ray.is_initialized():
         return None
@@ -617,13 +620,14 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _on(node: str) -> Any:
+
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy: Any = NodeAffinitySchedulingStrategy
     return strategy(node, soft=False)
 
 
-def _named(name: str) -> set[str]:
+def _actor_names(name: str) -> set[str]:
     """Return the names of the actors of a set."""
     found = _ray("").util.list_named_actors(all_namespaces=True)
     names = [each["name"] for each in found if each["namespace"] == NAMESPACE]
@@ -631,7 +635,7 @@ def _named(name: str) -> set[str]:
 
 
 def _actor(name: str) -> Any:
-    """Return an actor by its name; None: there is none."""
+    """Return the actor with this name; None: there is none."""
     try:
         return _ray("").get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -643,7 +647,7 @@ def _kill(actor: Any) -> None:
 
 
 def _answers(refs: list[Any], seconds: float) -> dict[Any, Any]:
-    """Return the values of the references that resolve in time, by reference."""
+    """Return, by reference, the values of the references that resolve in time without an error."""
     ray = _ray("")
     if not refs:
         return {}
@@ -652,13 +656,13 @@ def _answers(refs: list[Any], seconds: float) -> dict[Any, Any]:
     for ref in sorted(done, key=refs.index):
         try:
             values[ref] = ray.get(ref)
-        except ray.exceptions.RayError:  # it is dead, or is being restarted
+        except ray.exceptions.RayError:  # the actor is dead, or is being restarted
             continue
     return values
 
 
 def _cause(error: Exception) -> Exception:
-    """Return the error that a call on a node raised there."""
+    """Return the error that a remote call raised on its node."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
 

@@ -1,20 +1,19 @@
-"""`relays` starts a relay on each node of a torchrun script, and gives every rank the addresses.
+"""Starts a relay on each node of a torchrun script, and gives every rank the relays' addresses.
 
-Theory of operation: the ranks meet in torchrun's store, key by key, each with a deadline.
+Theory of operation: the ranks *meet* by keys in torchrun's store; each wait has a deadline.
 
     key       written by                     value
-    rounds    rank 0                         how many meetings there were; the last may be open,
-                                             which is that ranks may join it
-    N/join/R  each other rank                its node, and what it knows of the publisher
-    N/plan    rank 0, once all have joined   what is above the relays; or why there are none
+    rounds    rank 0                         the number of meetings so far: the N of the last one
+    N/join/R  each other rank                its node, and the publisher's address, if known
+    N/plan    rank 0, once all have joined   the relays' upstream; or why there are no relays
     N/relay/G local rank 0 of a node         the address of its relay; or why there is none
     N/end     rank 0, once all relays run    all addresses; or why there are none
 
-The store outlives an elastic restart, and so do its keys. torchrun gives ranks nothing that names
-an incarnation of the group: TORCHELASTIC_RESTART_COUNT counts only the failures of a node's own
-ranks, so after a restart it differs between nodes. Therefore rank 0 counts the meetings. A meeting
-with a plan is closed, and a rank that comes later waits for the next one. A meeting that was open
-when its rank 0 ended never gets a plan: ranks that have joined it join the next one instead.
+The store outlives an elastic restart, and so do its keys. torchrun gives ranks nothing that
+identifies an incarnation of the group: TORCHELASTIC_RESTART_COUNT counts only the failures of a
+node's own ranks, so after a restart it differs between nodes. Therefore rank 0 counts the meetings.
+Ranks may join the last meeting until it has a plan; later ranks wait for the next one. If rank 0
+ends before it writes the plan, the ranks that have joined join the next meeting instead.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ from ..publishing.ranks import MARGIN_SECONDS, ROUNDS_KEPT, own_host, store_erro
 from ..relay import Relay
 from ..settings import Settings
 
-LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.002, 0.2  # seconds between two looks at the store
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.002, 0.2  # seconds between two checks of the store
 SHOWN = 8  # ranks that an error names
 LOOPBACK = "127.0.0.1"  # where a relay without keys listens
 CALL = "weightbus.torchrun.relays()"
@@ -60,14 +59,14 @@ class Relays(Closable):
     """The addresses for a rank's Subscriber, and the relay of its node; made by `relays`.
 
     Attributes:
-        addresses: Where a Subscriber of this rank connects, the preferred address first: the relay
+        addresses: The addresses for a Subscriber of this rank, the preferred one first: the relay
             of this node, the relays of other nodes, the publisher. On the publisher's node the
-            publisher is first. Relays that only their own host can reach are left out elsewhere.
-        names: The name of the relay at each address; `publisher` at the publisher's.
-        relay: The relay, on local rank 0 of a node that has one; None elsewhere.
+            publisher is first. A relay that only its own host can reach is listed only there.
+        names: The name of the relay at each address; `publisher` for the publisher's address.
+        relay: On local rank 0 of a node that has a relay, that relay; None on other ranks.
 
-    At the end of the `with` block, or by `close()`, the node's relay ends. No rank waits for
-    another then: workers that go on use their next address.
+    The end of the `with` block, or `close()`, ends the node's relay. Ranks do not wait for each
+    other there: workers that still run change over to their next address.
     """
 
     __module__ = "weightbus.torchrun"
@@ -75,7 +74,7 @@ class Relays(Closable):
     def __init__(
         self, addresses: Sequence[str], names: Sequence[str], relay: Relay | None, keep: object
     ) -> None:
-        """`relays` makes it. Arguments: as the attributes, and what must live as long."""
+        """Use `relays` instead. `keep` is an object that must live as long as this one."""
         self.addresses, self.names, self.relay = tuple(addresses), tuple(names), relay
         self._keep = keep
 
@@ -83,12 +82,12 @@ class Relays(Closable):
         return f"<Relays at {', '.join(self.addresses)}>"
 
     def worker_keys(self, folder: str | Path, name: str) -> list[WorkerKeys]:
-        """Return a worker's keys, one for each of `addresses`: the `keys=` of its Subscriber.
+        """Return a worker's keys, one for each of `addresses`, as `keys=` for its Subscriber.
 
         Args:
             folder: The folder of all keys, made by `weightbus keygen` with `--at` for each relay
                 and `--at publisher`.
-            name: The worker's name, which is `name=` of its Subscriber.
+            name: The worker's name: `name=` of its Subscriber.
 
         Raises:
             KeysError: A file is missing or invalid.
@@ -113,26 +112,26 @@ def relays(
     settings: Settings | None = None,
     timeout: float = 60.0,
 ) -> Relays:
-    """Return the addresses for this rank's Subscriber, after starting a relay on each node.
+    """Start a relay on each node, and return the addresses for this rank's Subscriber.
 
-    Every rank of a script that torchrun has started calls this. Local rank 0 of each node starts
-    the relay; the node of the publisher needs none, since its workers read the publisher's memory.
+    Every rank of a script that torchrun has started must call this. Local rank 0 of each node
+    starts the relay. The publisher's node gets no relay: its workers read the publisher's memory.
 
     Args:
-        upstream: The Publisher, on the rank that has it, and None on the others. Or, for a
-            publisher outside of this job, its address, or several as a Relay has them.
+        upstream: On the rank that has the Publisher, that Publisher, and None on the other ranks.
+            For a publisher outside of this job: its address, or several as for a Relay.
         models: The ids of the models that the relays pass on.
-        address: The address that this node's relay listens on. None: 127.0.0.1 without keys, for
+        address: The address that this node's relay listens on. None: without keys 127.0.0.1, for
             workers of this node only; with keys, or `insecure`, the interface of this node that
-            reaches MASTER_ADDR. Of 0.0.0.0, other nodes get the address of that interface.
-        name: The name of each relay is this, a hyphen and the node's GROUP_RANK: `node-0`. Jobs
-            below the same publisher need different names.
-        keys: The keys of this node's relay, as a Relay has them; in a folder of all keys, its name
-            selects them. None: use the folder in WEIGHTBUS_KEYS, if that is set.
+            reaches MASTER_ADDR. For 0.0.0.0, other nodes get the address of that interface.
+        name: The first part of each relay's name; a hyphen and the node's GROUP_RANK follow, as in
+            `node-0`. Jobs with the same publisher need different names.
+        keys: The keys of this node's relay, as for a Relay; in a folder of all keys, the relay's
+            name selects them. None: use the folder in WEIGHTBUS_KEYS, if that is set.
         insecure: Without keys, let other nodes reach the relay.
         settings: The settings of this node's relay.
-        timeout: Seconds for all ranks to make this call, and again for the relays to start and, if
-            a rank has the Publisher, to join it. (One elsewhere may start later.)
+        timeout: Seconds within which all ranks must make this call. The relays then have as long to
+            start and, if a rank has the Publisher, to join it.
 
     Raises:
         DeadlineError: A rank did not make this call in time, or a relay did not start or join.
@@ -142,8 +141,8 @@ def relays(
         KeysError: The keys cannot be read.
         RefusedError: The publisher refuses this node's relay.
 
-    After an elastic restart the script makes this call again, and the relays are new ones. Every
-    process that reaches torchrun's store can give the ranks another address.
+    After an elastic restart the script makes this call again, which starts new relays. A process
+    that can reach torchrun's store can make the ranks use another address.
     """
     checks.seconds(timeout, "timeout", positive=True)
     checks.check_name(f"{name}-0", "relay")
@@ -156,7 +155,7 @@ def relays(
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """What torchrun says of this process.
+    """The rank of this process, as torchrun's environment variables give it.
 
     Attributes:
         rank, size: The rank, and the number of ranks.
@@ -174,7 +173,7 @@ class TorchrunRank:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> "TorchrunRank":
-        """Read the environment.
+        """Return this process's rank from environment variables.
 
         Raises:
             WeightBusError: torchrun did not start this process.
@@ -183,7 +182,7 @@ class TorchrunRank:
         missing = [name for name in names if not environ.get(name)]
         if missing:
             raise WeightBusError(
-                f"{CALL} is for scripts that torchrun starts, which sets {', '.join(missing)}: "
+                f"{CALL} needs {', '.join(missing)} in the environment, which torchrun sets: "
                 "start this script with torchrun, or start a weightbus.Relay on each host and give "
                 "workers its address"
             )
@@ -193,7 +192,7 @@ class TorchrunRank:
 
 class _Join(msgspec.Struct):
     node: int
-    leads: bool  # whether it is local rank 0
+    leads: bool  # whether the rank is local rank 0
     host: str
     upstream: list[str]
     publishes: bool = False
@@ -202,10 +201,10 @@ class _Join(msgspec.Struct):
 class _Plan(msgspec.Struct):
     upstream: list[str] = []
     home: int | None = None  # the node of the rank that publishes, if one does
-    publisher: int | None = None  # that rank
+    publisher: int | None = None  # the rank that publishes, if one does
     leaders: dict[int, int] = {}  # the rank that starts the relay, by node
     fault: str = ""
-    late: bool = False
+    late: bool = False  # whether `fault` is a missed deadline
 
 
 class _Placed(msgspec.Struct):
@@ -216,7 +215,7 @@ class _Placed(msgspec.Struct):
 
     @property
     def local(self) -> bool:
-        """Whether only its own host reaches it."""
+        """Whether only the relay's own host can reach it."""
         return endpoints.is_local(self.address)
 
 
@@ -231,7 +230,7 @@ _Checked = TypeVar("_Checked", _Plan, _End)
 
 @dataclass(frozen=True)
 class Listens:
-    """How this node's relay listens: arguments of `relays`, with the relay's name."""
+    """The arguments of `relays` for this node's relay; `name` is the relay's whole name."""
 
     address: str | None
     name: str
@@ -241,9 +240,9 @@ class Listens:
 
 
 def _store(rank: TorchrunRank, timeout: float) -> tuple[Store, object]:
-    """Return the store, and what must be kept as long as other ranks use it.
+    """Return the store, and an object to keep while other ranks use the store, or None.
 
-    The store of the default process group is not kept: it would outlive the group.
+    The store of the default process group is not kept, since it would then outlive the group.
     """
     name = f"weightbus/relays/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
     if dist.is_initialized():
@@ -254,14 +253,14 @@ def _store(rank: TorchrunRank, timeout: float) -> tuple[Store, object]:
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise DeadlineError(
-            f"rank {rank.rank} has not reached the store of torchrun at {rank.master}:{rank.port} "
-            f"in {timeout:g} s: check that rank 0 runs, and MASTER_ADDR and MASTER_PORT ({why})"
+            f"rank {rank.rank} has not reached torchrun's store at {rank.master}:{rank.port} in "
+            f"{timeout:g} s: check that rank 0 runs, and check MASTER_ADDR and MASTER_PORT ({why})"
         ) from error
     return PrefixStore(name, own), own
 
 
 def join_of(rank: TorchrunRank, upstream: Publisher | str | Sequence[str] | None) -> _Join:
-    """Return what this rank contributes."""
+    """Return the value with which this rank joins the meeting."""
     own = _Join(rank.node, rank.local == 0, _host_id(), [])
     if isinstance(upstream, Publisher):
         own.publishes, own.upstream = True, [_reachable(rank, upstream.address)]
@@ -279,15 +278,15 @@ def meet(
     timeout: float,
     keep: object = None,
 ) -> Relays:
-    """Agree with the other ranks, start this node's relay if this rank is to, and wait for all.
+    """Hold a meeting: start this node's relay if the plan says so, and wait for all relays.
 
     Args:
         rank: This rank.
-        store: Where the ranks meet.
-        own: What this rank contributes.
-        models, listens: Of the relay.
-        timeout: Seconds, as in `relays`.
-        keep: What must live as long as the relays.
+        store: The store in which the ranks meet.
+        own: The value with which this rank joins.
+        models, listens: The arguments of the relay.
+        timeout: As in `relays`.
+        keep: An object that must live as long as the relays.
     """
     with contextlib.ExitStack() as undo:
         meeting = _Meeting(rank, store, timeout)
@@ -322,24 +321,24 @@ class _Meeting:
         for key in ("plan", "end"):
             self._store.delete_key(f"{number - ROUNDS_KEPT}/{key}")
         others = range(1, self._rank.size)
-        here = [r for r in others if self._wait_for(f"join/{r}", until)]
-        joined = {0: own} | {r: self._get(f"join/{r}", _Join) for r in here}
+        arrived = [r for r in others if self._wait_for(f"join/{r}", until)]
+        joined = {0: own} | {r: self._get(f"join/{r}", _Join) for r in arrived}
         missing = [r for r in others if r not in joined]
-        plan = _Plan(fault=self._late(missing), late=True) if missing else plan_of(joined)
+        plan = _Plan(fault=self._late_text(missing), late=True) if missing else plan_of(joined)
         self._set("plan", plan)
-        for r in here:
+        for r in arrived:
             self._store.delete_key(f"{number}/join/{r}")
         return _checked(plan)
 
     @store_errors()
     def follow(self, own: _Join) -> _Plan:
         """Join the meeting that rank 0 opens, and return its plan."""
-        if not self._wait(lambda: self._decided(own), self._until(MARGIN_SECONDS)):
-            raise DeadlineError(self._late([] if self._number else [0]))
+        if not self._wait(lambda: self._join_last(own), self._until(MARGIN_SECONDS)):
+            raise DeadlineError(self._late_text([] if self._number else [0]))
         return _checked(self._get("plan", _Plan))
 
-    def _decided(self, own: _Join) -> bool:
-        """Join the meeting that is open, unless this rank has; return whether it has a plan."""
+    def _join_last(self, own: _Join) -> bool:
+        """Join the last meeting if it is open; return whether this rank's meeting has a plan."""
         number = self._store.add("rounds", 0)
         if number not in (0, self._number) and not self._store.check([f"{number}/plan"]):
             self._number = number
@@ -354,9 +353,8 @@ class _Meeting:
     def failed(self, error: Exception) -> None:
         """Write why this node has no relay."""
         fault = f"rank {self._rank.rank} has no relay for its node: {type(error).__name__}: {error}"
-        with contextlib.suppress(
-            RuntimeError, WeightBusError
-        ):  # the error says more than a lost store
+        # If the store is lost, too, `error` is still the error that the user needs.
+        with contextlib.suppress(RuntimeError, WeightBusError):
             if self._rank.rank:
                 self.placed(_Placed(fault=fault))
             else:
@@ -364,12 +362,12 @@ class _Meeting:
 
     @store_errors()
     def finish(self, plan: _Plan) -> dict[int, _Placed]:
-        """Return the relays by node, once all nodes have theirs."""
+        """Return the relays by node, once all nodes that get a relay have it."""
         if self._rank.rank:
             if not self._wait_for("end", self._until(2 * MARGIN_SECONDS)):
                 raise DeadlineError(
                     f"rank 0 did not list the relays in {self._timeout:g} s after all ranks had "
-                    f"made this call, as rank {self._rank.rank} sees: see the log of rank 0"
+                    f"made this call, as seen by rank {self._rank.rank}: see the log of rank 0"
                 )
             return _checked(self._get("end", _End)).relays
         until, found = self._until(MARGIN_SECONDS), dict[int, _Placed]()
@@ -390,25 +388,24 @@ class _Meeting:
         self._set("end", end)
         return _checked(end).relays
 
-    def _late(self, missing: list[int]) -> str:
-        """Return the text for ranks that have not made this call in time."""
+    def _late_text(self, missing: list[int]) -> str:
+        """Return the error text on ranks that have not made this call in time."""
         if missing:
             done = f"{ranks_text(missing)} did not call {CALL}"
         else:
             done = f"rank 0 made no plan (another rank did not call {CALL}, or rank 0 has ended)"
         return (
-            f"{done} in the {self._timeout:g} s that rank {self._rank.rank} has waited: every rank "
-            "of the script makes this call; a rank that failed before has its error in its log"
+            f"{done} in the {self._timeout:g} s that rank {self._rank.rank} waited: every rank "
+            "of the script must make this call; if a rank failed before, its log has the error"
         )
 
     def _until(self, more: float = 0.0) -> Deadline:
         return Deadline(time.monotonic() + self._timeout + more, "")
 
     def _wait(self, holds: Callable[[], bool], until: Deadline) -> bool:
-        """Wait until a condition holds; return whether it does.
+        """Wait until a condition holds; return False if it does not before the deadline.
 
-        This looks again and again, since the store's own `wait` logs two warnings each time that it
-        ends in vain, and lets no signal of this process be handled meanwhile.
+        This polls: the store's own `wait` logs warnings on a timeout, and blocks signal handlers.
         """
         pause = LOOK_SECONDS_MIN
         while not holds():
@@ -422,7 +419,7 @@ class _Meeting:
         return self._store.check([f"{self._number}/{key}"])
 
     def _wait_for(self, key: str, until: Deadline) -> bool:
-        """Wait for a key of this meeting; return whether it is there."""
+        """Wait for a key of this meeting; return False if it is not written in time."""
         return self._wait(lambda: self._has(key), until)
 
     def _set(self, key: str, word: msgspec.Struct) -> None:
@@ -433,18 +430,14 @@ class _Meeting:
 
 
 def _checked(word: _Checked) -> _Checked:
-    """Return what rank 0 has written, unless it says why there is nothing.
-
-    Raises:
-        DeadlineError, WeightBusError: There are no relays.
-    """
+    """Return what rank 0 has written; raise its fault: DeadlineError or WeightBusError."""
     if word.fault:
         raise (DeadlineError if word.late else WeightBusError)(word.fault)
     return word
 
 
 def plan_of(joined: Mapping[int, _Join]) -> _Plan:
-    """Return the plan for the ranks that have joined, given by rank."""
+    """Return the plan for the ranks that have joined; `joined` has their values by rank."""
     given = {rank: tuple(own.upstream) for rank, own in joined.items() if own.upstream}
     above = dict[tuple[str, ...], int]()
     for rank, upstream in given.items():
@@ -452,7 +445,7 @@ def plan_of(joined: Mapping[int, _Join]) -> _Plan:
     if not above:
         return _Plan(
             fault="no rank knows the publisher: give the rank that has it the Publisher, or give "
-            "all ranks the address of one outside of this job"
+            "all ranks the address of a publisher outside of this job"
         )
     if len(above) > 1:
         (one, rank), (other, another) = list(above.items())[:2]
@@ -479,7 +472,7 @@ def plan_of(joined: Mapping[int, _Join]) -> _Plan:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the names of some ranks, of which there may be many."""
+    """Return a text that names ranks, at most SHOWN of them."""
     more = "" if len(ranks) <= SHOWN else f" and {len(ranks) - SHOWN} more"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:SHOWN]))}{more}"
 
@@ -487,8 +480,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def rows_of(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tuple[str, str]]:
     """Return the addresses for a rank, each with the relay's name, in order of preference.
 
-    The relays of other nodes begin with the next node, so that the workers of a node whose relay
-    has ended do not all go where those of other nodes go.
+    The relays of other nodes begin with the next node, so that the workers of different nodes do
+    not all change over to the same relay.
     """
     nodes = sorted(placed, key=lambda node: (node < own.node, node))
     reached = [placed[n] for n in nodes if placed[n].host == own.host or not placed[n].local]
@@ -498,13 +491,13 @@ def rows_of(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tupl
 
 
 def _open(rank: TorchrunRank, plan: _Plan, models: Iterable[str], listens: Listens) -> Relay:
-    """Return this node's relay."""
+    """Start this node's relay, and return it."""
     own = relay_keys(listens.keys, listens.name, plan.upstream)
     address = listens.address
     if address is None:
         exposed = own.below is not None or listens.insecure
         host = own_host(rank.master, rank.port) if exposed else LOOPBACK
-        # A name is for other nodes: here it may lead to 127.0.0.1.
+        # Do not bind to a host name: on this node it may resolve to 127.0.0.1.
         numeric = endpoints.ip_address(host) is not None
         at = f"[{host}]" if ":" in host else host if numeric else endpoints.ANYWHERE[0]
         address = f"tcp://{at}:0"
@@ -523,14 +516,14 @@ def _check_joined(plan: _Plan, relay: Relay, timeout: float) -> None:
     """Wait until the relay has joined, if a rank of this job has the publisher.
 
     Raises:
-        DeadlineError: It has not in time.
+        DeadlineError: The relay has not joined in time.
     """
     if plan.publisher is None or relay.wait_joined(timeout):
         return
     raise DeadlineError(
         f"{relay.name} has not joined the publisher of rank {plan.publisher} at "
-        f"{plan.upstream[0]} in {timeout:g} s: check that this host reaches that port, and the "
-        "keys of both; weightbus doctor finds out more"
+        f"{plan.upstream[0]} within {timeout:g} s: check that this host can reach that port, and "
+        "the keys of both; `weightbus doctor` helps to find the cause"
     )
 
 
@@ -540,7 +533,7 @@ def _reachable(rank: TorchrunRank, address: str) -> str:
 
 
 def _host_id() -> str:
-    """Return what processes have in common that reach each other by 127.0.0.1."""
+    """Return an id that is equal for processes that reach each other by 127.0.0.1."""
     with contextlib.suppress(OSError):
         return f"{_BOOT.read_text().strip()} {_NAMESPACE.stat().st_ino}"
     return socket.gethostname()
@@ -550,7 +543,7 @@ def _worker_keys(folder: Path, name: str, where: str) -> WorkerKeys:
     """Return a worker's keys for a relay, or for the publisher.
 
     Raises:
-        KeysError: There is not one file of this worker for it.
+        KeysError: There is no file of this worker for `where`, or there are several.
     """
     found = list[Path]()
     for file in sorted((folder / WORKERS).glob(f"*{SUFFIX}")):

@@ -1,8 +1,8 @@
 """Publishes from the training loop of another library, at every Nth step.
 
-The other modules in this folder have callbacks for such loops. A callback copies the weights
-between two steps; they are sent while training goes on. The result of each version is logged, and
-the failure of a worker does not end the training.
+Other modules in this folder have the callbacks for these libraries. A callback copies the weights
+between two steps; the copy is sent while training continues. The result of each version is logged,
+and the failure of a worker does not end the training.
 """
 
 import logging
@@ -32,7 +32,7 @@ class StepPublisher:
         model: The model's id on the bus.
         every: Steps between two versions.
         **options: Keywords of `Publisher.publish`. An entry "step" is added to `metadata`, unless
-            `metadata` has one. `timeout`, in seconds, applies to each version. It also limits the
+            it has one. `timeout`, in seconds, applies to each version. It also limits how long to
             wait for the last version, and for memory for another copy while workers are slow.
 
     Attributes:
@@ -75,7 +75,7 @@ class StepPublisher:
     def step(self, step: int, weights: object) -> None:
         """Publish if the counter has passed a multiple of `every` since the last version.
 
-        A counter that goes back, as after loading a checkpoint, may pass a multiple too.
+        A counter that decreases, for example after loading a checkpoint, may pass one, too.
         """
         if self._published is None or step // self._every != self._published // self._every:
             self._publish(step, weights)
@@ -88,7 +88,7 @@ class StepPublisher:
         """
         self._publish(step, weights)
         if self._last is not None:
-            self._last.exception(self._timeout)  # only wait: `_tell` logs the error
+            self._last.exception(self._timeout)  # only wait: `_log_result` logs the error
         self.close()
 
     def close(self) -> None:
@@ -99,9 +99,9 @@ class StepPublisher:
             self.publisher = None
 
     def _publish(self, step: int, weights: object) -> None:
-        # Publish the weights of a step.
+
         if self.publisher is None:
-            raise ClosedError(f"{self._model} is published between begin() and end() alone")
+            raise ClosedError(f"{self._model} can be published only between begin() and end()")
         self._published = step
         metadata = {"step": str(step), **(self._options.get("metadata") or {})}
         options: PublishOptions = {**self._options, "metadata": metadata}
@@ -112,11 +112,11 @@ class StepPublisher:
         except WeightBusError as error:
             log.warning("step %d: %s was not published: %s", step, self._model, error)
         else:
-            self._last.add_done_callback(_tell(step))
+            self._last.add_done_callback(_log_result(step))
 
 
 class StepCallback:
-    """The base class of all callbacks: takes the arguments of a `StepPublisher`, and has one."""
+    """The base class of all callbacks; makes a `StepPublisher`, whose arguments these are."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ def refuse_shards(how: str) -> NoReturn:
     )
 
 
-def _tell(step: int) -> "Callable[[Future[Receipt]], None]":
-    def tell(done: "Future[Receipt]") -> None:
+def _log_result(step: int) -> "Callable[[Future[Receipt]], None]":
+    def log_result(done: "Future[Receipt]") -> None:
         error = done.exception()
         if error is None:
             log.info("step %d: %s", step, done.result())
         else:
             log.warning("step %d: %s", step, error)
 
-    return tell
+    return log_result

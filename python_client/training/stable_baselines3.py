@@ -17,10 +17,10 @@ from .publishing import StepCallback
 
 
 class PublishWeights(StepCallback, BaseCallback):
-    """Publishes the policy before every Nth rollout, that is after the previous gradient steps.
+    """Publishes the policy before every Nth rollout, after the gradient steps of the previous one.
 
-    If `VecNormalize` normalises the observations, each version includes its statistics at the same
-    moment, since the policy needs them. With and without `VecNormalize`, the target of a worker is
+    If a `VecNormalize` normalises the observations, each version includes its current statistics,
+    which the policy needs. With and without `VecNormalize`, the target of a worker is
     `target(algorithm)`.
 
     Args:
@@ -53,8 +53,8 @@ def target(algorithm: BaseAlgorithm) -> object:
     """Return the target of a worker for versions of `PublishWeights`.
 
     The target is the policy of the algorithm. If a `VecNormalize` of the algorithm's environment
-    normalises observations, the target also has its statistics, `clip_obs` and `epsilon`, which
-    then come from the trainer.
+    normalises observations, the target also has the statistics, `clip_obs` and `epsilon` of that
+    `VecNormalize`, whose values then come from the trainer.
 
     Raises:
         StateError: The `VecNormalize` has `training=True`, so it would change its statistics.
@@ -108,7 +108,7 @@ def _weights(algorithm: BaseAlgorithm) -> object:
     numbers: dict[str, object] = {"clip_obs": normalize.clip_obs, "epsilon": normalize.epsilon}
     for name, statistics in _statistics(normalize):
         numbers |= {f"{name}.mean": statistics.mean, f"{name}.var": statistics.var}
-    # Convert arrays to tensors, since a state of only one kind of tensor is recognised faster.
+    # Convert arrays to tensors: a state with only one kind of tensor is recognised faster.
     arrays = {
         f"vec_normalize.{name}": torch.as_tensor(np.asarray(number, np.float64))
         for name, number in numbers.items()

@@ -221,7 +221,7 @@ def test_the_hosts_own_name_is_given_where_it_leads_to_loopback(
 
 
 def test_a_process_that_torchrun_has_not_started_is_told_what_is_missing() -> None:
-    with pytest.raises(WeightBusError, match=r"sets WORLD_SIZE, GROUP_RANK, .*with torchrun, or"):
+    with pytest.raises(WeightBusError, match=r"needs WORLD_SIZE, GROUP_RANK, .*with torchrun, or"):
         TorchrunRank.here({"RANK": "0", "LOCAL_RANK": "0"})
 
 

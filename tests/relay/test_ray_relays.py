@@ -222,7 +222,7 @@ def test_relays_that_other_hosts_can_reach_need_keys(stack: ExitStack, tmp_path:
         weightbus.ray.relays(publisher, ["m"])
     with pytest.raises(KeysError, match="is no relay's folder"):
         weightbus.ray.relays(publisher, ["m"], keys=tmp_path)
-    assert ray_relays._named("ray") == set()  # noqa: SLF001 # pyright: ignore
+    assert ray_relays._actor_names("ray") == set()  # noqa: SLF001 # pyright: ignore
     relays = started(stack, publisher, insecure=True)
     host = ray.util.get_node_ip_address()
     for relay in relays.status().values():

@@ -450,7 +450,7 @@ def test_a_read_outside_of_the_part_is_an_error() -> None:
     model = Model(0, {"row": by_row}, row=(16, 4))
     recording = record(model, model.load_weights, {"row": ("F32", (16, 8))})
     model.rank = 1
-    with pytest.raises(PartError, match=r"'row'.*only \[0:16, 0:4\] of \[16, 8\] is here"):
+    with pytest.raises(PartError, match=r"'row'.*only \[0:16, 0:4\] of \[16, 8\] was received"):
         model.load_weights(recording.pairs([("row", torch.ones(16, 4))]))
     assert not model.get_parameter("row").any()
 

@@ -110,7 +110,7 @@ def test_a_server_that_was_started_again_with_a_checkpoint_that_is_not_here(
         engine.home = str(tmp_path / "elsewhere")
         engine.restart(of(0))
         engine.calls.clear()
-        (text,) = stand.target.look() or []
+        (text,) = stand.target.sync() or []
         assert f"what fits {engine.url} cannot be known" in text
         receipt, _ = stand.publish(of(2))
         assert refused(receipt, "--like")
@@ -178,7 +178,7 @@ def test_a_server_that_was_started_with_another_model(tmp_path: Path, kind: str)
         save_file(other, home / "model.safetensors")
         engine.home = str(home)
         engine.restart(other)
-        (text,) = stand.target.look() or []
+        (text,) = stand.target.sync() or []
         assert f"{engine.url} is not given" in text
         assert "it lacks other.weight" in text
         assert same(engine, other)
@@ -208,7 +208,7 @@ def test_what_vllm_on_a_processor_does_not_pack_anew(
         stand = Stand(tmp_path / "served", made, like=like if given == "like" else None)
         receipt, _ = stand.publish({name: np.ones((2, 2), np.float32)})
         if words and device == "cpu":
-            assert refused(receipt, f"packed copies of a model's {words} as they were")
+            assert refused(receipt, f"packed copies of a model's {words}")
             assert made[0].routes() == []
         else:
             assert told(receipt)[0] == "applied"

@@ -90,15 +90,15 @@ def test_parts_of_two_versions_never_answer(tmp_path: Path, kind: str, pause: st
             assert engine.served_broken == []
         engine.faults.clear()
         if kind == "vllm":  # which keeps what was half loaded
-            (text,) = stand.target.look() or []
+            (text,) = stand.target.sync() or []
             assert f"{engine.url} keeps what it has half loaded" in text
             assert "restart it" in text
             assert (engine.paused, engine.version) == (True, "broken")
             assert told(stand.publish(of(4))[0])[0] == "failed"
             assert engine.paused
             engine.restart(of(0))
-            stand.target._looked = 0.0  # noqa: SLF001 - so that it is time
-        (text,) = stand.target.look() or []
+            stand.target._checked_at = 0.0  # noqa: SLF001 - so that it is time
+        (text,) = stand.target.sync() or []
         assert "ran parts of two versions, and has loaded" in text
         assert not engine.paused
         assert same(engine, of(1))
@@ -137,7 +137,7 @@ def test_a_bridge_that_was_killed_while_a_server_loads_leaves_it_to_the_next(
         stand = Stand(folder, [engine])
         assert stand.target.check_servers() == ""
         assert engine.paused  # since it may hold parts of two versions
-        (text,) = stand.target.look() or []
+        (text,) = stand.target.sync() or []
         assert "ran parts of two versions, and has loaded" in text
         assert not engine.paused
         assert same(engine, of(0))
