@@ -29,9 +29,9 @@ import java.util.stream.Stream;
 import java.util.zip.CRC32C;
 
 /**
- * The driver of the conformance suite: a worker that reports its events, a line of JSON each.
+ * Runs a worker for the conformance suite, and prints each of its events as a line of JSON.
  *
- * <p>Golden vectors test what is inside libweightbus: the Rust client's driver answers them.
+ * <p>The golden vectors test code inside libweightbus: the Rust client's driver runs them.
  */
 final class Driver {
   private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
@@ -57,7 +57,7 @@ final class Driver {
   private Set<Long> broken = Set.of();
   private Set<Long> slow = Set.of();
   private double applySeconds;
-  private final Map<String, State.Version> told = new HashMap<>(); // the last reported versions
+  private final Map<String, State.Version> reported = new HashMap<>(); // last versions, by model
 
   private Driver(String address) {
     builder = Worker.builder(address).onEvent(Driver::hear);
@@ -77,7 +77,7 @@ final class Driver {
     status = 0;
   }
 
-  /** On SIGTERM the JVM's status would be 143, and it would not wait for the bye. */
+  /** Ends the worker on SIGTERM. By itself the JVM would exit with 143, without sending a bye. */
   private static void endOnSignal(Thread main) {
     Runtime.getRuntime().addShutdownHook(new Thread(() -> {
       over = true;
@@ -97,8 +97,8 @@ final class Driver {
 
   private void parse(String[] words) throws IOException {
     for (int at = 2; at < words.length; at++) {
-      if (!takes(words[at])) {
-        take(words[at], at + 1 < words.length ? words[++at] : "");
+      if (!parseFlag(words[at])) {
+        parseOption(words[at], at + 1 < words.length ? words[++at] : "");
       }
     }
     for (String id : ids) {
@@ -113,8 +113,8 @@ final class Driver {
     }
   }
 
-  /** Handles an option without a value. */
-  private boolean takes(String option) {
+  /** Handles an option without a value; returns false for any other option. */
+  private boolean parseFlag(String option) {
     tensors &= !option.equals("--no-tensors");
     cast |= option.equals("--cast");
     switch (option) {
@@ -134,7 +134,7 @@ final class Driver {
     }
   }
 
-  private void take(String option, String value) throws IOException {
+  private void parseOption(String option, String value) throws IOException {
     switch (option) {
       case "--name" -> builder.name(value);
       case "--keys" -> builder.keys(value);
@@ -287,17 +287,17 @@ final class Driver {
 
   private void next(Worker worker) {
     try {
-      worker.receive(LOOK).ifPresentOrElse(this::applied, () -> look(worker));
+      worker.receive(LOOK).ifPresentOrElse(this::reportApplied, () -> reportRunning(worker));
     } catch (WeightbusException thrown) {
       System.err.println(thrown.code() + ": " + thrown.getMessage()); // onEvent has reported it
     }
   }
 
-  private void applied(Update update) {
+  private void reportApplied(Update update) {
     Line line = line("applied").version(update.model(), update.epoch(), update.version());
     line.add("digest", update.digest());
     line.metadata(update.metadata());
-    told.put(update.model(), new State.Version(update.epoch(), update.version()));
+    reported.put(update.model(), new State.Version(update.epoch(), update.version()));
     try (Snapshot snapshot = update.snapshot()) {
       if (tensors && snapshot != null) {
         line.raw("tensors", checksums(snapshot.tensors()));
@@ -310,12 +310,12 @@ final class Driver {
     say(line);
   }
 
-  /** Reports a version that runs under another name than was reported last. */
-  private void look(Worker worker) {
+  /** Reports each running version that is not the one last reported for its model. */
+  private void reportRunning(Worker worker) {
     for (String id : ids) {
       State state = worker.state(id);
       State.Version runs = state.running();
-      if (runs != null && !runs.equals(told.put(id, runs))) {
+      if (runs != null && !runs.equals(reported.put(id, runs))) {
         say(line("runs").version(id, runs.epoch(), runs.version()).metadata(state.metadata()));
       }
     }
@@ -329,7 +329,9 @@ final class Driver {
     return line;
   }
 
-  /** In pieces, because bytes() would keep a snapshot until the garbage collector runs. */
+  /**
+   * Returns the CRC-32C. Copies pieces, since bytes() would keep a snapshot until it is collected.
+   */
   private static long checksum(Tensor tensor) {
     CRC32C crc = new CRC32C();
     ByteBuffer piece = ByteBuffer.allocate(PIECE);
@@ -340,7 +342,7 @@ final class Driver {
     return crc.getValue();
   }
 
-  /** Reads all the time, as a model would: all bytes of a version are the same. */
+  /** Reads a model continuously, and checks that all bytes of a version are equal. */
   private static void watch(String id, Model model) {
     List<ByteBuffer> buffers = new ArrayList<>();
     model.tensors().forEach(each -> buffers.add(each.bytes()));
@@ -354,7 +356,7 @@ final class Driver {
       } catch (WeightbusException torn) {
         continue; // there is nothing to read
       } finally {
-        LockSupport.parkNanos(100_000); // let versions be applied
+        LockSupport.parkNanos(100_000); // so that versions can be applied
       }
     }
   }
@@ -371,15 +373,15 @@ final class Driver {
   }
 
   /**
-   * The memory to register: {"model": {"tensor": {"dtype": "F32", "shape": [4, 3]}}}, without
-   * escapes.
+   * Parses the memory to register: {"model": {"tensor": {"dtype": "F32", "shape": [4, 3]}}},
+   * without escapes.
    */
   private static final class Specification {
-    private final String rest;
+    private final String json;
     private int at;
 
     Specification(Path path) throws IOException {
-      rest = Files.readString(path);
+      json = Files.readString(path);
     }
 
     Map<String, Model> read() {
@@ -411,7 +413,7 @@ final class Driver {
 
     private void items(Consumer<String> item) {
       if (next() != '{') {
-        die("no specification of tensors: " + rest.substring(at));
+        die("no specification of tensors: " + json.substring(at));
       }
       for (at++; next() != '}';) {
         item.accept(text());
@@ -421,26 +423,26 @@ final class Driver {
 
     private String text() {
       if (next() != '"') {
-        die("no specification of tensors: " + rest.substring(at));
+        die("no specification of tensors: " + json.substring(at));
       }
       int begin = at + 1;
-      at = rest.indexOf('"', begin) + 1;
-      return rest.substring(begin, at - 1);
+      at = json.indexOf('"', begin) + 1;
+      return json.substring(begin, at - 1);
     }
 
     private long number() {
       int begin = at;
-      while (Character.isDigit(rest.charAt(at))) {
+      while (Character.isDigit(json.charAt(at))) {
         at++;
       }
-      return Long.parseLong(rest.substring(begin, at));
+      return Long.parseLong(json.substring(begin, at));
     }
 
     private char next() {
-      while (" \t\r\n,:".indexOf(rest.charAt(at)) >= 0) {
+      while (" \t\r\n,:".indexOf(json.charAt(at)) >= 0) {
         at++;
       }
-      return rest.charAt(at);
+      return json.charAt(at);
     }
   }
 }

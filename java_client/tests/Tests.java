@@ -145,7 +145,7 @@ final class Tests {
                 Tensor.f32("b", 2).in(f.slice(4, 8).order(f.order()))));
     fails("system", "\"w\" of F32", () -> Model.resident(Tensor.f32("w", 1L << 50, 64)));
     fails("not-found", "w: F32[4, 3]", () -> line().tensor("nix"));
-    fails("invalid", "ask the model", () -> Tensor.f32("w").bytes());
+    fails("invalid", "tensor of the model", () -> Tensor.f32("w").bytes());
     fails("invalid", "0 models", () -> Worker.builder(address).connect());
     fails("invalid", "nowhere", () -> Worker.builder("nowhere").snapshots("m").connect());
     fails("invalid", "nowhere/w.json",
@@ -296,7 +296,7 @@ final class Tests {
       ByteBuffer copy = ByteBuffer.allocate(8);
       same(w.copyTo(copy, 16), 4);
       expect(copy.get(0) == 7 && copy.get(4) == 0, "the copy");
-      fails("invalid", "this call alone", w::bytes);
+      fails("invalid", "only during this call", w::bytes);
       CompletableFuture.runAsync(() -> fails("invalid", "thread", w::floats)).join();
       kept.set(w);
     };

@@ -1,8 +1,8 @@
 package io.github.weightbus;
 
 /**
- * Accepts or rejects each version, in the thread that calls {@link Worker#receive}: returning
- * accepts it, throwing rejects it, and the message is reported to the publisher.
+ * Accepts or rejects each version, in the thread that calls {@link Worker#receive}. To accept it,
+ * return; to reject it, throw: the exception's message is reported to the publisher.
  */
 @FunctionalInterface
 public interface Decide {

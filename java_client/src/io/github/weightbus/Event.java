@@ -5,8 +5,8 @@ package io.github.weightbus;
  *
  * @param kind "joined", "lost", "refused", "rejected", "changed-over" or "notice"; more kinds may
  *     be added
- * @param model "" unless it is about a version; then the numbers are 0 as well
- * @param code of the protocol, such as "layout-mismatch", or ""
+ * @param model "" (and 0 as epoch and version) if the event is not about a version
+ * @param code a code of the protocol, such as "layout-mismatch", or ""
  */
 public record Event(String kind, String model, long epoch, long version, String code, String text) {
 }

@@ -52,8 +52,8 @@ final class Floats {
   }
 
   /**
-   * Widens an IEEE-like float: the greatest exponent means infinity (no fraction) or NaN; if it is
-   * finite, only the pattern with all bits set is NaN.
+   * Widens an IEEE-like float, in which the greatest exponent means infinity or NaN. If the format
+   * is {@code finite}, it has no infinities, and only the pattern with all bits set is NaN.
    */
   static float widen(int bits, int exponentBits, int fractionBits, boolean finite) {
     int exponents = (1 << exponentBits) - 1;

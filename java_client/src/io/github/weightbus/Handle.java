@@ -7,21 +7,21 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 
 /**
- * A handle of the library. It is freed once it is closed and unused, or unreachable. A call on a
- * closed handle throws an exception, and never accesses freed memory.
+ * A handle of the library. It is freed once it is closed and no call uses it, or once it is
+ * unreachable. A call on a closed handle throws an exception, and never accesses freed memory.
  */
 final class Handle {
   private static final Cleaner CLEANER = Cleaner.create();
 
   private final String what;
   private final Pointer pointer;
-  private final Thread only;
+  private final Thread only; // the only thread that may use the handle; null: any thread may
   private final Cleaner.Cleanable freeing;
   private int users;
   private boolean closed;
 
   /**
-   * @param what name of the object in error messages
+   * @param what the name of the object in error messages
    * @param keeps an object that the library uses until the handle is freed
    */
   Handle(String what, Pointer pointer, Consumer<Pointer> free, Object keeps) {
@@ -34,7 +34,7 @@ final class Handle {
     });
   }
 
-  /** Makes a handle that the library owns, for this thread alone, until it is closed. */
+  /** Makes a handle that the library frees; only this thread may use it, until it is closed. */
   Handle(String what, Pointer pointer) {
     this.what = what;
     this.pointer = pointer;
@@ -44,9 +44,9 @@ final class Handle {
 
   /** Calls a function with the pointer, which stays valid during the call. */
   <T> T use(Function<Pointer, T> call) {
-    Pointer its = begin();
+    Pointer valid = begin();
     try {
-      return call.apply(its);
+      return call.apply(valid);
     } finally {
       end();
     }
@@ -87,15 +87,15 @@ final class Handle {
     }
   }
 
-  /** True if {@link #keep} may be called. */
+  /** Returns whether {@link #keep} may be called. */
   boolean canBeKept() {
     return only == null;
   }
 
-  /** Keeps the handle valid while the returned object can be reached. */
-  <T> T keep(Function<Pointer, T> look) {
-    T looking = look.apply(begin());
-    CLEANER.register(looking, this::end);
-    return looking;
+  /** Calls a function with the pointer, which stays valid while the result is reachable. */
+  <T> T keep(Function<Pointer, T> call) {
+    T result = call.apply(begin());
+    CLEANER.register(result, this::end);
+    return result;
   }
 }

@@ -11,11 +11,11 @@ import com.sun.jna.ptr.PointerByReference;
 import java.util.Map;
 
 /**
- * The declarations of {@code weightbus.h}, under the same names; see there for details. {@code
- * size_t} is long here: 64 bits.
+ * Declares the functions and structures of {@code weightbus.h}, which documents them, under the
+ * same names. A {@code size_t} is a long: 64 bits.
  */
 interface Lib extends Library {
-  /** The ABI number that this was written for, as in the soname. */
+  /** The ABI number of these declarations, which is also in the library's soname. */
   int ABI = 1;
 
   int OK = 0;
@@ -28,8 +28,8 @@ interface Lib extends Library {
     Map<String, Object> options = Map.of(OPTION_STRING_ENCODING, "UTF-8");
     Lib lib = Native.load("libweightbus.so." + ABI, Lib.class, options);
     if (lib.wb_abi() != ABI) {
-      throw new UnsatisfiedLinkError(
-          "libweightbus has ABI " + lib.wb_abi() + ", this needs " + ABI + ": install its own");
+      throw new UnsatisfiedLinkError("libweightbus has ABI " + lib.wb_abi()
+          + ", but this jar needs ABI " + ABI + ": install the library of the jar's release");
     }
     return lib;
   }
@@ -175,7 +175,7 @@ interface Lib extends Library {
     public byte[] digest = new byte[65];
     public byte[] code = new byte[129];
 
-    /** Reads a string of the library. */
+    /** Returns the string in an array of bytes that ends with a zero. */
     static String text(byte[] zeroed) {
       return Native.toString(zeroed, "UTF-8");
     }

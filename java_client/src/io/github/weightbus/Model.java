@@ -6,8 +6,8 @@ import com.sun.jna.ptr.PointerByReference;
 import java.util.List;
 
 /**
- * Memory into which the library alone writes versions of a model. It is valid as long as this
- * model, or a worker, a tensor or a buffer that uses it, can be reached.
+ * Memory for the versions of a model, into which only the library writes. The memory is valid as
+ * long as this object, or a worker, tensor or buffer that uses the memory, is reachable.
  */
 public final class Model {
   private final Handle handle;
@@ -33,11 +33,11 @@ public final class Model {
   }
 
   /**
-   * Makes a model in the library's own memory, of zeros. A version of 2 MiB or more that arrives
-   * over the network is placed there by an exchange of pages, without a copy: do not register this
-   * memory with a device or a network card.
+   * Makes a model in memory that the library allocates, with zeros. The library applies a version
+   * of 2 MiB or more from the network by exchanging memory pages, without a copy: do not register
+   * this memory with a device or a network card.
    *
-   * @throws WeightbusException a description is invalid ("invalid"); there is not enough memory
+   * @throws WeightbusException a description is invalid ("invalid"), or there is not enough memory
    *     ("system")
    */
   public static Model resident(Tensor... tensors) {
@@ -52,18 +52,18 @@ public final class Model {
 
   private static Lib.RawTensor[] rawOf(List<Tensor> tensors) {
     if (tensors.isEmpty()) {
-      throw new WeightbusException("invalid", "a model of no tensors: describe one at least");
+      throw new WeightbusException("invalid", "a model of no tensors: describe at least one");
     }
     return Tensor.toRaw(tensors);
   }
 
-  /** Returns its tensors, in the order of their descriptions. */
+  /** Returns the model's tensors, in the order of their descriptions. */
   public List<Tensor> tensors() {
     return tensors;
   }
 
   /**
-   * Returns the tensor with a name.
+   * Returns the tensor with this name.
    *
    * @throws WeightbusException there is none ("not-found")
    */
@@ -77,8 +77,8 @@ public final class Model {
   }
 
   /**
-   * Waits until no version is being written, and keeps the model unchanged until the reading is
-   * closed. Close it in this thread, which must not call {@link Worker#receive} meanwhile.
+   * Waits until no version is being written, and returns a reading, which keeps the model unchanged
+   * until you close it. Close it in this thread, which must not call {@link Worker#receive} before.
    *
    * @throws WeightbusException an apply failed half-way: there is nothing to read until another
    *     version is applied ("torn")

@@ -1,9 +1,9 @@
 package io.github.weightbus;
 
 /**
- * A version, whole and verified, that a user function accepts or rejects.
+ * A complete, verified version that a user function accepts or rejects.
  *
- * @param snapshot in {@code apply}, of a model received as snapshots; valid during this call and in
- *     this thread only; otherwise null
+ * @param snapshot in {@code apply}, the snapshot of a model received as snapshots; valid only
+ *     during the call and in its thread; otherwise null
  */
 public record Offer(String model, long epoch, long version, long nbytes, Snapshot snapshot) {}

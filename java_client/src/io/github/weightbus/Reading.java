@@ -2,9 +2,9 @@ package io.github.weightbus;
 
 import com.sun.jna.Pointer;
 
-/** Keeps a model unchanged until it is closed, in the thread that created it. */
+/** Keeps a model unchanged until this is closed, by the thread that created it. */
 public final class Reading implements AutoCloseable {
-  private final Model model; // keeps its memory reachable
+  private final Model model; // keeps the model's memory reachable
   private final Thread thread = Thread.currentThread();
   private final long epoch;
   private final long version;
@@ -21,20 +21,20 @@ public final class Reading implements AutoCloseable {
     return model;
   }
 
-  /** Returns the epoch of the version in the model; 0 before the first. */
+  /** Returns the epoch of the version in the model; 0 before the first version. */
   public long epoch() {
     return epoch;
   }
 
-  /** Returns the number of the version in the model; 0 before the first. */
+  /** Returns the number of the version in the model; 0 before the first version. */
   public long version() {
     return version;
   }
 
   /**
-   * Ends the reading, so that versions are applied again. Closing it twice has no effect.
+   * Ends the reading, so that versions are applied again. A second call has no effect.
    *
-   * @throws WeightbusException this is another thread ("invalid")
+   * @throws WeightbusException the calling thread did not create the reading ("invalid")
    */
   @Override
   public void close() {

@@ -7,9 +7,9 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A version of a model that is received as snapshots. It never changes. {@link #close} releases its
- * memory for a later version; without it the garbage collector does, which does not know the
- * memory's size.
+ * A version of a model that is received as snapshots. A snapshot never changes. {@link #close}
+ * releases its memory for a later version. Without {@link #close} the garbage collector releases
+ * the memory, but perhaps late, since it does not know the memory's size.
  */
 public final class Snapshot implements AutoCloseable {
   private final Handle handle;
@@ -17,7 +17,7 @@ public final class Snapshot implements AutoCloseable {
   private final long epoch;
   private final long version;
 
-  /** A snapshot that the user closes. */
+  /** Makes a snapshot that the user closes. */
   Snapshot(Lib.RawUpdate raw) {
     this.model = Lib.RawUpdate.text(raw.model);
     this.epoch = raw.epoch;
@@ -25,7 +25,7 @@ public final class Snapshot implements AutoCloseable {
     this.handle = new Handle(toString(), raw.snapshot, Lib.LIB::wb_snapshot_free, null);
   }
 
-  /** The snapshot of an offer, closed when the call ends. */
+  /** Makes the snapshot of an offer, which is closed when the user function has returned. */
   Snapshot(Lib.RawOffer offer) {
     this.model = offer.model;
     this.epoch = offer.epoch;
@@ -46,9 +46,9 @@ public final class Snapshot implements AutoCloseable {
   }
 
   /**
-   * Returns its tensors, in the order of their bytes.
+   * Returns the snapshot's tensors, in the order of their bytes.
    *
-   * @throws WeightbusException it was closed ("closed")
+   * @throws WeightbusException the snapshot was closed ("closed")
    */
   public List<Tensor> tensors() {
     return handle.use(its -> {
@@ -67,9 +67,9 @@ public final class Snapshot implements AutoCloseable {
   }
 
   /**
-   * Returns a tensor by its name, or by an alias that its publisher gave it.
+   * Returns a tensor by its name, or by an alias from the publisher.
    *
-   * @throws WeightbusException there is none ("not-found"), or the snapshot was closed ("closed")
+   * @throws WeightbusException no such tensor ("not-found"), or the snapshot was closed ("closed")
    */
   public Tensor find(String name) {
     return handle.use(its -> {
@@ -79,7 +79,7 @@ public final class Snapshot implements AutoCloseable {
     });
   }
 
-  /** Releases the memory, once no buffer of it can be reached. Closing it twice has no effect. */
+  /** Releases the memory once no buffer of it is reachable. A second call has no effect. */
   @Override
   public void close() {
     handle.close();

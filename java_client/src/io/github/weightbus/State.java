@@ -3,20 +3,20 @@ package io.github.weightbus;
 import java.util.Map;
 
 /**
- * The state of a worker, and of one of its models. The running version is current, and the rest may
+ * The state of a worker, and of one of its models. The running version is current; other values may
  * be slightly out of date.
  *
- * @param epoch of the session; 0 outside one
- * @param malformed messages dropped because they broke the protocol
- * @param shared versions are copied out of the publisher's memory
- * @param torn an apply failed half-way, and no version runs
+ * @param epoch the epoch of the session; 0 without a session
+ * @param malformed how many messages were dropped because they broke the protocol
+ * @param shared whether versions are copied out of the publisher's shared memory
+ * @param torn whether an apply failed half-way, so that no version runs
  * @param running the version that runs, or null
- * @param arriving the version that arrives, or null
- * @param chunksHere number of its chunks that have arrived
- * @param chunks number of its chunks
+ * @param arriving the version that is arriving, or null
+ * @param chunksHere how many chunks of the arriving version have arrived
+ * @param chunks how many chunks the arriving version has
  * @param staged the version that waits for a commit, or null
  * @param ready the version that waits for {@link Worker#receive} or is being applied, or null
- * @param metadata the publisher's metadata of the running version, under its current number
+ * @param metadata the publisher's metadata of the running version
  */
 public record State(long epoch, long malformed, boolean shared, boolean torn, Version running,
     Version arriving, long chunksHere, long chunks, Version staged, Version ready,

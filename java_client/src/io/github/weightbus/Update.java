@@ -13,15 +13,15 @@ import java.util.TreeMap;
 /**
  * A version that was just applied.
  *
- * @param nbytes its size in bytes
- * @param digest its digest, as reported to the publisher; "" if it was read from shared memory
- * @param took duration of the copy
- * @param snapshot the snapshot, if the model is received as snapshots, otherwise null; close it
- * @param metadata texts by name from the publisher, such as a step or a reward
+ * @param nbytes the size in bytes
+ * @param digest the digest, as reported to the publisher; "" for a version from shared memory
+ * @param took the duration of the copy
+ * @param snapshot the snapshot, to be closed, of a model received as snapshots; otherwise null
+ * @param metadata the publisher's texts by name, such as a step or a reward
  */
 public record Update(String model, long epoch, long version, long nbytes, String digest,
     Duration took, Snapshot snapshot, Map<String, String> metadata) {
-  /** Converts an update of a worker that is in use. */
+  /** Converts an update of the library. The caller uses the worker's handle. */
   static Update of(Pointer worker, Lib.RawUpdate raw) {
     return new Update(Lib.RawUpdate.text(raw.model), raw.epoch, raw.version, raw.nbytes,
         Lib.RawUpdate.text(raw.digest), Duration.ofNanos(raw.nanoseconds),

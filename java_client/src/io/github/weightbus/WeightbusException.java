@@ -26,14 +26,14 @@ public final class WeightbusException extends RuntimeException {
     this.version = version;
   }
 
-  /** Throws the error of the last call in this thread, unless it succeeded. */
+  /** Throws the error of this thread's last call of the library, unless its status is OK. */
   static void check(int status) {
     if (status != Lib.OK) {
       throw new WeightbusException(nameOf(status), Lib.LIB.wb_error());
     }
   }
 
-  /** Returns a handle that a call has created. */
+  /** Returns the pointer that a call has created, unless the call failed. */
   static Pointer made(int status, PointerByReference place) {
     check(status);
     return place.getValue();
@@ -51,9 +51,9 @@ public final class WeightbusException extends RuntimeException {
   }
 
   /**
-   * Returns a code of the protocol (section 13: "layout-mismatch", "name-taken", "apply", ...) or,
-   * for errors on this side alone, "invalid", "torn", "closed", "timeout", "not-found", "system" or
-   * "panic".
+   * Returns a code of the protocol (section 13: "layout-mismatch", "name-taken", "apply", ...). For
+   * an error that no message reports, returns "invalid", "torn", "closed", "timeout", "not-found",
+   * "system" or "panic".
    */
   public String code() {
     return code;

@@ -13,8 +13,8 @@ import java.util.OptionalLong;
 import java.util.function.Consumer;
 
 /**
- * A worker: receives versions of models from a publisher at all times, in a thread of the library,
- * and applies them in {@link #receive}. Any thread may call any method.
+ * A worker: receives versions of models from a publisher in the background, in a thread of the
+ * library, and applies them in {@link #receive}. Any thread may call any method.
  */
 public final class Worker implements AutoCloseable {
   private static final String CLIENT = "weightbus-java/0.1.0";
@@ -36,7 +36,7 @@ public final class Worker implements AutoCloseable {
     Lib.OnEvent onEvent;
     Lib.OnOffer apply;
     Lib.OnOffer beforeApply;
-    volatile Thread telling; // the worker's own, while it calls onEvent
+    volatile Thread eventThread; // the library's thread, while it calls onEvent; otherwise null
   }
 
   /**
@@ -49,14 +49,14 @@ public final class Worker implements AutoCloseable {
 
   /**
    * Returns a builder for a worker with several addresses, of relays and the publisher, in order of
-   * preference. The worker changes over to the next one when one fails, and returns to the first
-   * one once a publisher answers there.
+   * preference. When an address fails, the worker changes over to the next one. It returns to the
+   * first address once a publisher answers there.
    */
   public static Builder builder(List<String> addresses) {
     return new Builder(String.join(",", addresses));
   }
 
-  /** The settings of a worker. Nothing is started before {@link #connect}. */
+  /** The settings of a worker, which {@link #connect} starts. */
   public static final class Builder {
     private final Lib.RawOptions raw = new Lib.RawOptions();
     private final Map<String, Model> models = new LinkedHashMap<>();
@@ -75,7 +75,7 @@ public final class Worker implements AutoCloseable {
       return this;
     }
 
-    /** Receives versions of a model in the memory of {@code model}. */
+    /** Applies the versions of the model with this id in the memory of {@code model}. */
     public Builder inPlace(String id, Model model) {
       models.put(id, model);
       return this;
@@ -88,9 +88,9 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Sets this worker's keys, for a publisher with keys: the path of its file from {@code
-     * weightbus keygen}, the path of the folder, or the contents of the file, which begin with a
-     * brace. Default: the environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
+     * Sets this worker's keys, for a publisher with keys: the path of the worker's file, as {@code
+     * weightbus keygen} writes it, the path of the folder, or the contents of the file, which begin
+     * with a brace. Default: the environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
      */
     public Builder keys(String keys) {
       raw.keys = keys;
@@ -111,28 +111,28 @@ public final class Worker implements AutoCloseable {
       return this;
     }
 
-    /** Does not use shared memory when the publisher is on this host. */
+    /** Does not use shared memory, even if the publisher is on this host. */
     public Builder networkOnly() {
       raw.network_only = 1;
       return this;
     }
 
-    /** Accepts versions with more tensors than the models here have, and ignores those. */
+    /** Accepts versions with tensors that this worker's models lack, and ignores these tensors. */
     public Builder partial() {
       raw.partial = 1;
       return this;
     }
 
-    /** Converts values where dtypes differ, among F64, F32, F16 and BF16. */
+    /** Converts values if dtypes differ and both are F64, F32, F16 or BF16. */
     public Builder cast() {
       raw.cast = 1;
       return this;
     }
 
     /**
-     * Connects to any data address that the publisher sends. Otherwise it must be on the host of
-     * the publisher's address, or at its path with a suffix; if it is not, the worker fetches all
-     * versions, which is slower.
+     * Connects to any data address that the publisher sends. By default the data address must be on
+     * the host of the publisher's address, or be its path with a suffix; otherwise the worker does
+     * not connect to it, and fetches all versions, which is slower.
      */
     public Builder anyDataHost() {
       raw.any_data_host = 1;
@@ -140,8 +140,8 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Sets a function that is called on each event, in the worker's own thread, which answers the
-     * publisher: it must not block.
+     * Sets a function that is called on each event. It must not block: the worker's own thread,
+     * which answers the publisher, calls it.
      */
     public Builder onEvent(Consumer<Event> function) {
       onEvent = function;
@@ -149,10 +149,10 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Sets a function that accepts or rejects a version, once, before any reader sees it and before
-     * it is reported. After a rejection the previous snapshot stays. A {@link Model} already holds
-     * the new version, to be read without {@link Model#read}, which would wait for this call; after
-     * a rejection it is torn ("torn").
+     * Sets a function that accepts or rejects each version, before any reader sees the version and
+     * before it is reported. After a rejection the previous snapshot stays current. A {@link Model}
+     * already holds the new version, so that after a rejection it is torn. In the function, read
+     * the model without {@link Model#read}, which would wait until the function returns.
      */
     public Builder apply(Decide function) {
       apply = function;
@@ -169,9 +169,9 @@ public final class Worker implements AutoCloseable {
     }
 
     /**
-     * Sets the time limit of each call of these two functions, at most a day. Default: 60 s. After
-     * that the version is rejected, and its model accepts no other version until the function has
-     * returned.
+     * Sets the deadline of each call of {@code apply} and {@code beforeApply}, at most a day.
+     * Default: 60 s. If a call takes longer, its version is rejected, and no other version of its
+     * model is applied until the function has returned.
      */
     public Builder applyTimeout(Duration timeout) {
       if (timeout.isZero() || timeout.isNegative()) {
@@ -185,22 +185,22 @@ public final class Worker implements AutoCloseable {
     /**
      * Starts the worker. The publisher may start later.
      *
-     * @throws WeightbusException a setting is invalid ("invalid"), or there are no sockets or
-     *     threads ("system")
+     * @throws WeightbusException a setting is invalid ("invalid"), or a socket or thread cannot be
+     *     created ("system")
      */
     public Worker connect() {
       Core core = new Core();
       core.models.putAll(models);
-      core.onEvent = onEvent == null ? null : Callbacks.listening(event -> {
-        core.telling = Thread.currentThread();
+      core.onEvent = onEvent == null ? null : Callbacks.onEvent(event -> {
+        core.eventThread = Thread.currentThread();
         try {
           onEvent.accept(event);
         } finally {
-          core.telling = null;
+          core.eventThread = null;
         }
       });
-      core.apply = apply == null ? null : Callbacks.deciding(apply);
-      core.beforeApply = beforeApply == null ? null : Callbacks.deciding(beforeApply);
+      core.apply = apply == null ? null : Callbacks.onOffer(apply);
+      core.beforeApply = beforeApply == null ? null : Callbacks.onOffer(beforeApply);
       raw.on_event = core.onEvent;
       raw.apply = core.apply;
       raw.before_apply = core.beforeApply;
@@ -212,7 +212,7 @@ public final class Worker implements AutoCloseable {
       try {
         return new Worker(core, WeightbusException.made(Lib.LIB.wb_connect(raw, made), made));
       } finally {
-        Reference.reachabilityFence(wanted); // it owns the memory of the ids
+        Reference.reachabilityFence(wanted); // which owns the memory of the ids
       }
     }
 
@@ -238,21 +238,21 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Returns the address that the worker is with, or tries now.
+   * Returns the address to which the worker is connected, or tries to connect.
    *
-   * @throws WeightbusException it was closed ("closed")
+   * @throws WeightbusException the worker was closed ("closed")
    */
   public String address() {
     return handle.use(Lib.LIB::wb_worker_address);
   }
 
   /**
-   * Applies the newest version that has arrived, waiting for one if necessary, and returns the
-   * update; empty if none arrived in time. With a timeout of zero it does not wait. An interrupt
-   * does not end the wait; {@link #close} does.
+   * Applies the newest version that has arrived, waiting for a version if necessary, and returns
+   * the update; empty if no version arrived in time. With a timeout of zero, does not wait. An
+   * interrupt does not end the wait, but {@link #close} does.
    *
-   * @throws WeightbusException a version was rejected: the previous one still runs, unless the
-   *     message says that none does; the publisher refuses this worker, which keeps trying
+   * @throws WeightbusException a version was rejected: the previous version still runs, unless the
+   *     message says that none does. Or the publisher refuses this worker, which keeps trying
    *     ("name-taken", "keys", ...); each is thrown once. Or the worker was closed ("closed")
    */
   public Optional<Update> receive(Duration timeout) {
@@ -270,10 +270,10 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Waits until the publisher has admitted this worker, and returns the publisher's epoch; empty if
-   * it has not.
+   * Waits until the publisher has accepted this worker, and returns the publisher's epoch; empty if
+   * the timeout has passed.
    *
-   * @throws WeightbusException the publisher refuses this worker, or it was closed ("closed")
+   * @throws WeightbusException the worker is refused by the publisher, or was closed ("closed")
    */
   public OptionalLong joined(Duration timeout) {
     LongByReference epoch = new LongByReference();
@@ -285,21 +285,21 @@ public final class Worker implements AutoCloseable {
     return OptionalLong.of(epoch.getValue());
   }
 
-  /** Returns the worker's state, without a model. */
+  /** Returns the worker's state, without that of a model. */
   public State state() {
     return state(null);
   }
 
   /**
-   * Returns the worker's state, and that of one of its models.
+   * Returns the worker's state, and the state of one of its models.
    *
-   * @throws WeightbusException there is no such model ("invalid"), or it was closed ("closed")
+   * @throws WeightbusException no such model ("invalid"), or the worker was closed ("closed")
    */
   public State state(String model) {
     Lib.RawState raw = new Lib.RawState();
     return handle.use(its -> {
       Optional<Map<String, String>> metadata;
-      do { // it may get another name in between
+      do { // the running version may be renamed between the two calls
         WeightbusException.check(Lib.LIB.wb_look(its, model, raw));
         metadata = raw.running_version == 0
             ? Optional.of(Map.of())
@@ -309,7 +309,7 @@ public final class Worker implements AutoCloseable {
     });
   }
 
-  /** Returns the newest version of a model received as snapshots, if there is one; close it. */
+  /** Returns the newest version of a model received as snapshots, if any; close the snapshot. */
   public Optional<Snapshot> latest(String model) {
     Lib.RawUpdate raw = new Lib.RawUpdate();
     return handle.use(its -> {
@@ -323,16 +323,16 @@ public final class Worker implements AutoCloseable {
   }
 
   /**
-   * Sends a bye and ends the worker's thread. Waiting calls of {@link #receive}, and all later
-   * calls, throw "closed". Closing it twice has no effect.
+   * Sends a bye and ends the worker's thread. Waiting calls of {@link #receive}, and most later
+   * calls, throw "closed". A second call has no effect.
    *
-   * @throws WeightbusException this is {@code onEvent}, in the thread that is to end ("invalid")
+   * @throws WeightbusException called in {@code onEvent}, in the thread to end ("invalid")
    */
   @Override
   public void close() {
-    if (core.telling == Thread.currentThread()) {
+    if (core.eventThread == Thread.currentThread()) {
       throw new WeightbusException("invalid",
-          "worker \"" + name + "\" cannot be closed in onEvent: have another thread do it");
+          "worker \"" + name + "\" cannot be closed in onEvent: close it in another thread");
     }
     try {
       handle.use(its -> {
