@@ -148,11 +148,11 @@ class Choosing(Bases):
         super().__init__(MODEL, BASES)
         self._always, self.took = classes, "raw"
 
-    def chosen(
+    def choose(
         self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
         always = None if self._always is None else Way(self._always)
-        found = always or super().chosen(layout, old, new, patch_candidates)
+        found = always or super().choose(layout, old, new, patch_candidates)
         self.took = "raw" if found is None else "class" if found.classes else "flat"
         return found
 

@@ -284,12 +284,12 @@ def _codes(protocol: d.Protocol) -> Iterator[str]:
     yield "\n// Optional features.\nconst (\n"
     features = [(e.constant.title(), f'= "{e.name}"') for e in protocol.features.values()]
     yield _commented(features, [(e.meaning,) for e in protocol.features.values()]) + ")\n"
-    for name, subject, codes in (
+    for name, subject, names in (
         ("endsSession", "refusals that end a session", ends),
         ("triedAgain", "failures that may not recur", again),
     ):
         yield f"\n// {name} has the codes of {subject}.\nvar {name} = map[Code]bool{{\n"
-        yield from (f"Code{_name(each)}: true,\n" for each in codes)
+        yield from (f"Code{_name(each)}: true,\n" for each in names)
         yield "}\n"
 
 

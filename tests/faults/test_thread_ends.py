@@ -118,7 +118,7 @@ def test_of_a_subscriber() -> None:
 def test_of_the_thread_that_applies() -> None:
     with Subscriber("tcp://127.0.0.1:1", {"m": {"w": np.zeros(3, np.float32)}}) as subscriber:
         subscriber._applier.receive = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
-        subscriber._background._note = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
+        subscriber._background._log_and_keep = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
         waiting = lambda: subscriber.wait_for_version("m", timeout=SECONDS)  # noqa: E731
         all_told([waiting], lambda: subscriber.start())
         later(subscriber)
