@@ -87,6 +87,17 @@ def commits_lost(stage: Stage) -> None:
         worker.wait_applied("m", stage.publisher.epoch, 1)
 
 
+def together_not_announced(stage: Stage) -> None:
+    """stages a version of which nothing arrived on the data channel, once it is announced again"""
+    stage.open()
+    worker = stage.worker()
+    stage.publish(noise(stage.chance, SMALL))
+    of_second: Callable[[Passing], bool] = lambda p: p.header.get("version") == 2  # noqa: E731
+    stage.proxy.rules = [lose(stage.which(channel="data", when=of_second))]
+    stage.publish(noise(stage.chance, SMALL), commit="together")
+    worker.wait_applied("m", stage.publisher.epoch, 2)
+
+
 def published_as_one(stage: Stage) -> None:
     """runs versions of two models that are published as one at once, though a commit is lost"""
     policy, critic = "policy", "critic.v2"

@@ -59,6 +59,7 @@ PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (decisions.together_committed, PLAIN),
     (decisions.commit_of_another_digest, PLAIN),
     (decisions.commits_lost, PLAIN),
+    (decisions.together_not_announced, PLAIN),
     (decisions.published_as_one, PLAIN),
     (decisions.together_aborted, PLAIN),
     (decisions.together_superseded, PLAIN),
