@@ -157,7 +157,7 @@ class Relay(InOneProcess):
             self.address, self.data_address = self._below.address, self._below.data_address
             pinned, anywhere = own.pinned, chosen.any_data_host
             sockets = self._sockets = WorkerSockets(
-                above, machine.place, pinned, machine.awaits, any_data_host=anywhere
+                above, machine.place, pinned, machine.in_flight_max, any_data_host=anywhere
             )
             undo.enter_context(contextlib.closing(sockets))
             # No object that a thread of the relay uses may refer to `self`: see `closing`.
@@ -454,7 +454,7 @@ class _Forwarder:
         self._upstream, self._buffers = upstream, buffers
         if buffers is not None:
             for follower in machine.followers.values():
-                follower.versions.claim_by(buffers.claim)
+                follower.versions.set_claim(buffers.claim)
         # The version of each stream that was passed on last.
         self._passed: dict[Stream, _PassedVersion] = {}
         # The last whole and decided version of each stream. Its bytes are kept until the next such

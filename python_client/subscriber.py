@@ -155,7 +155,7 @@ class Subscriber(InOneProcess):
         )
         with ExitStack() as undo:
             sockets = self._sockets = WorkerSockets(
-                at, machine.place, own, machine.awaits, any_data_host=chosen.any_data_host
+                at, machine.place, own, machine.in_flight_max, any_data_host=chosen.any_data_host
             )
             undo.enter_context(closing(sockets))
             stall_hints = StallHints(at, machine, self._ready_queue, keyed=own is not None)
@@ -455,7 +455,7 @@ class Subscriber(InOneProcess):
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
         """Wait in a coroutine. Arguments, result and errors are those of `wait_for_version`."""
-        token = CancelToken(self._ready_queue.look)
+        token = CancelToken(self._ready_queue.wake_all)
         work = partial(self._wait_for_version, model, version, epoch, timeout, token)
         return await in_thread(work, "weightbus-wait", token.cancel)
 
@@ -511,7 +511,7 @@ class Subscriber(InOneProcess):
 
     async def _next(self, seen: dict[str, Update]) -> Update | None:
         """Return a running version that is not in `seen`; None if none comes in `ROUND_SECONDS`."""
-        token = CancelToken(self._ready_queue.look)
+        token = CancelToken(self._ready_queue.wake_all)
 
         def unseen() -> Update | None:
             return next((u for m, u in self._running.items() if seen.get(m) is not u), None)

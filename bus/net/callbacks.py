@@ -1,8 +1,8 @@
-"""Passes events of workers to callbacks, each of which runs in its own thread.
+"""Calls the user's `on_worker` callbacks with events of workers, each in a thread of its own.
 
 The publisher's thread only appends to a bounded queue, so a callback that is slow, hangs or raises
-affects nothing else. A callback that is too slow misses the oldest events, and gets the number of
-missed events.
+affects nothing else. If a callback is too slow, the oldest events are dropped, and the next event
+has the number of dropped events.
 """
 
 import logging
@@ -17,7 +17,7 @@ from ..publisher.status import WorkerStatus
 
 log = logging.getLogger("weightbus.publisher")
 
-CLOSE_SECONDS = 1.0  # seconds for a callback to process queued events at the close
+CLOSE_SECONDS = 1.0  # seconds that `close` waits for a callback to process queued events
 
 EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused", "failed"]
 EVENT_KINDS = get_args(EventKind)
@@ -28,11 +28,12 @@ class WorkerEvent:
     """A change of a worker.
 
     Attributes:
-        kind: `joined`; `lost` (the worker's process ended, or its connection closed and no other
-            opened, or the worker became silent); `stuck` (the worker answers, but makes no
-            progress); `back` (it answers or makes progress again); `left` (it sent goodbye);
-            `refused` (the publisher rejected its hello; reported once a minute while it retries);
-            `failed` (it could not apply a version that a publish waits for; `text` says why).
+        kind: What happened. `joined`. `lost`: the worker's process ended, or its connection closed
+            and no other opened, or the worker became silent. `stuck`: the worker answers, but makes
+            no progress. `back`: the worker answers or makes progress again. `left`: the worker sent
+            goodbye. `refused`: the publisher rejected the worker's hello (reported once a minute
+            while the worker retries). `failed`: the worker could not apply a version that a publish
+            waits for; `text` says why.
         worker: The worker's name.
         text: What happened and why, as text for people.
         status: The worker's entry in `workers()` at that moment; None if there was none.
@@ -82,7 +83,10 @@ class EventCallback:
             self._changed.notify()
 
     def join(self, timeout: float) -> None:
-        """Wait until all events are delivered, at most `timeout` seconds."""
+        """Wait until all events are delivered, at most `timeout` seconds.
+
+        A callback that calls this returns at once.
+        """
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -99,5 +103,5 @@ class EventCallback:
         while (event := self._next()) is not None:
             try:
                 self._callback(event)
-            except BaseException:  # even one that would end this thread: more events may follow
+            except BaseException:  # SystemExit, too: the thread goes on, as more events may follow
                 log.exception("a callback of on_worker raised at: %s", event.text)

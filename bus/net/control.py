@@ -1,9 +1,10 @@
-"""The sockets of a worker. Only this module and `trust/` (for keys) import zmq.
+"""Opens and polls a worker's sockets: the control connection, and the data connection.
 
-The data connection is not libzmq's but our own implementation (`sub.py`) of the same protocol,
-which is faster.
+The control connection is libzmq's; only this module and `trust/` (for keys) import zmq. The data
+connection is our own, faster implementation of the same protocol (`sub.py`).
 
-The sockets belong to one thread, except `wake`. Only `poll` blocks, for the time given.
+One thread owns the sockets; other threads may only call `wake`. Only `poll` blocks, for the time
+given.
 """
 
 import contextlib
@@ -32,16 +33,16 @@ from .inheritance import close_in_children, close_libzmqs, descriptors_of_libzmq
 from .names import AGAIN_SECONDS, Lookup, is_name
 from .sub import Subscription
 from .threads import Waker, new_selector
-from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, REPORT, Place
 
 log = logging.getLogger("weightbus.worker")
 
-LINGER_MS = 200  # time for messages in transit at close, such as a goodbye or a report
+LINGER_MS = 200  # time to send queued messages at close, such as a goodbye or a report
 # TCP keepalive detects dead peers, so that their queues are freed. ZeroMQ's own pings are not used:
 # libzmq (4.3.5) aborts the process if a ping is due on an unread connection that breaks.
-# seconds without data until a probe, and between probes
+# The first: seconds without data until a probe, and between two probes.
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2
-UNSENT_MS = 30_000  # time for the peer's kernel to accept sent bytes
+UNSENT_MS = 30_000  # time within which the peer's kernel must acknowledge sent bytes
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # time for one attempt to connect: the kernel sends two SYNs
 HANG_UP_SECONDS = 1.0  # seconds until a reconnect, after a publisher exceeded a limit
@@ -53,7 +54,7 @@ AT_ONCE = int(zmq.NOBLOCK)
 
 
 class Activity(NamedTuple):
-    """What `poll` found: messages on control or data, or room to send."""
+    """The result of `poll`: messages on the control or data connection, or room to send."""
 
     control: bool
     data: bool
@@ -66,17 +67,17 @@ class WorkerSockets:
     Args:
         addresses: The endpoints of control sockets, in order of preference; or the only one.
         place: Returns where to receive the payload of a published message; see `zmtp.Stream`.
-        keys: The worker's keys, and the publisher's public key; or those for each address. None:
-            no keys are used.
-        awaits: Returns the most requested bytes that may be in transit to this worker.
+        keys: The worker's keys and the publisher's public key: the same for all addresses, or one
+            item per address. None: no keys are used.
+        in_flight_max: Returns the most requested bytes that may be in flight to this worker.
         any_data_host: Whether published data may come from another host; see `endpoints.resolve`.
 
     Attributes:
-        addresses: As given.
-        address: The one that is connected to, or will be.
+        addresses: The endpoints of control sockets.
+        address: The endpoint that the worker is connected to, or connects to.
 
     Raises:
-        AddressError: An address is invalid, or given twice; or there is none.
+        AddressError: An address is invalid, an address is given twice, or there is no address.
         OSError: Too few descriptors are left.
     """
 
@@ -85,7 +86,7 @@ class WorkerSockets:
         addresses: str | Sequence[str],
         place: Place,
         keys: WorkerKeys | Sequence[WorkerKeys] | None = None,
-        awaits: Callable[[], int] = lambda: 0,
+        in_flight_max: Callable[[], int] = lambda: 0,
         *,
         any_data_host: bool = False,
     ) -> None:
@@ -98,7 +99,7 @@ class WorkerSockets:
         with contextlib.ExitStack() as undo:
             with descriptors_of_libzmq(3) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-                # Otherwise collecting the context would block until its socket is closed.
+                # Otherwise garbage collection of the context would block on its open socket.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._dealer()
                 self._changes = self._control.get_monitor_socket(curve.CHANGES)
@@ -110,7 +111,7 @@ class WorkerSockets:
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
             undo.pop_all()
         self._monitor_events = curve.ConnectionEvents(self._changes, keyed=self._keys is not None)
-        self._incoming, self._awaits = Incoming(), awaits
+        self._incoming, self._in_flight_max = Incoming(), in_flight_max
         self._frame_head = FRAME_HEAD_MAX + (COMMAND_BYTES if self._keys is not None else 0)
         self._dial_at = math.inf  # when to reconnect after an exceeded limit
         self._limit_warning = RateLimitedWarning(log, "hung up on the publisher: %s")
@@ -122,7 +123,7 @@ class WorkerSockets:
                 Lookup(each, self._waker.wake) if is_name(each) else None for each in self.addresses
             ]
             self._lookup = self._lookups[0]
-            self._undialled = False  # whether libzmq cannot connect to the address at all
+            self._undialled = False  # whether libzmq rejects the present address
             self._pin(0)
             if self._lookup is None:
                 self._dial(self.address)
@@ -133,9 +134,10 @@ class WorkerSockets:
             raise
         close_in_children(self)
 
-    def _pin(self, at: int) -> None:
+    def _pin(self, index: int) -> None:
+        # Set the keys for the address with this index.
         if self._keys is not None:
-            keys = self._keys[at]
+            keys = self._keys[index]
             curve.pin(self._control, keys.public, keys.secret, keys.publisher)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
@@ -149,7 +151,7 @@ class WorkerSockets:
         s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
         s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        s.setsockopt(zmq.IMMEDIATE, 1)  # without a connection messages are lost, not piled up
+        s.setsockopt(zmq.IMMEDIATE, 1)  # without a connection, messages are dropped, not queued
         s.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
         s.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         s.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
@@ -158,8 +160,8 @@ class WorkerSockets:
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for a message or `wake`; with `writable`, also for an open control connection."""
         now = time.monotonic()
-        if now >= self._incoming.look_at:
-            self._look(now)
+        if now >= self._incoming.check_at:
+            self._check_incoming(now)
         if now >= self._dial_at:
             self._dial_again()
         watched = self.data.process_events(now)
@@ -168,7 +170,7 @@ class WorkerSockets:
         if self._lookup is not None and self._dial_at == math.inf:
             self._look_up(self._lookup, now)
             seconds = min(seconds, AGAIN_SECONDS)
-        seconds = min(seconds, self._incoming.look_at - now)
+        seconds = min(seconds, self._incoming.check_at - now)
         data, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control = (self._ready if self._events_fresh else self._poll_events()) & wanted
         for key, _ in self._selector.select(0.0 if control or data else max(0.0, seconds)):
@@ -186,21 +188,21 @@ class WorkerSockets:
     def _poll_events(self) -> int:
         """Return the events of the control socket.
 
-        The socket's descriptor signals only changes, and may not signal again once the socket was
-        used. So check the events after each use, before the next wait.
+        The socket's descriptor signals only changes, and may not signal again after a send or
+        receive. So the events are read again after each send or receive, before the next wait.
         """
         if not self._events_fresh:
             self._events_fresh, self._ready = True, int(self._control.get(zmq.EVENTS))
         return self._ready
 
-    def _look(self, now: float) -> None:
+    def _check_incoming(self, now: float) -> None:
         """Close the control connection if the publisher sends more than was requested."""
-        unseen, most = self._incoming.look(now), self._awaits() + UNASKED_BYTES_MAX
-        if unseen <= most:
+        nbytes, limit = self._incoming.check(now), self._in_flight_max() + UNASKED_BYTES_MAX
+        if nbytes <= limit:
             return
         self._limit_warning.warn(
-            f"{unseen} bytes came from {self.address} that are in no message; this worker has "
-            f"asked for so much that at most {most} may come at once. It dials again",
+            f"{self.address} has sent {nbytes} bytes that belong to no complete message; after "
+            f"this worker's requests, at most {limit} may be in flight. It dials again",
             now,
         )
         self._hang_up()
@@ -212,7 +214,7 @@ class WorkerSockets:
         self._incoming.follow(-1, "")
 
     def _look_up(self, lookup: Lookup, now: float) -> None:
-        """Connect to the host's new address if it has changed, unless a connection is open."""
+        """Unless a connection is open: if the host's address has changed, connect to it."""
         if not self._poll_events() & WRITABLE and lookup.poll(now):
             self._dial(lookup.found)
 
@@ -227,18 +229,18 @@ class WorkerSockets:
         self._dialled = endpoint
 
     def _dial_again(self) -> None:
-        """Connect to the present address, as soon as its host is known."""
+        """Connect to the present address; if its host is not resolved yet, `poll` does so later."""
         self._dial_at = math.inf
         endpoint = self.address if self._lookup is None else self._lookup.found
         if not endpoint:
             return
         try:
             self._dial(endpoint)
-        except zmq.ZMQError:  # of several addresses, the first of which could be connected to
+        except zmq.ZMQError:  # an invalid address other than the first, which `__init__` has tried
             self._undialled = True
 
-    def unknown(self, now: float) -> str:
-        """Return an error text if no publisher's host name has long had an address; else ""."""
+    def lookup_error(self, now: float) -> str:
+        """Return an error text if no address of the publisher can be resolved for long; else ""."""
         faults = [each.fault(now) if each is not None else "" for each in self._lookups]
         return "; ".join(faults) if all(faults) else ""
 
@@ -264,23 +266,24 @@ class WorkerSockets:
         while more:
             frame = self._control.recv(AT_ONCE, copy=False)
             more = frame.more
-            if len(frames) <= FRAMES_MAX:  # more frames can only make it malformed
+            if len(frames) <= FRAMES_MAX:  # with more frames, the message is malformed anyway
                 frames.append(frame)
-        self._incoming.taken += sum(map(len, frames)) + self._frame_head * len(frames)
+        self._incoming.in_messages += sum(map(len, frames)) + self._frame_head * len(frames)
         return [frame.buffer for frame in frames]
 
     def send(self, header: bytes, token: str = "") -> None:
         """Send a message, which may be lost; with a token, on the data connection if possible."""
-        if token and self.data.say(WORD + token.encode() + header):
+        if token and self.data.send(REPORT + token.encode() + header):
             return
         self._events_fresh = False
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
     def changed(self, patience: float) -> curve.Changes:
-        """Return what has happened to the control connection.
+        """Return what has happened to the control connection since the last call.
 
-        Handshakes that end without a status count as a failure after `patience` seconds.
+        If handshakes keep ending without a status, that counts as a failure after `patience`
+        seconds.
         """
         now = time.monotonic()
         before = self._monitor_events.descriptor, self._monitor_events.connections
@@ -299,14 +302,14 @@ class WorkerSockets:
             AddressError: The endpoint is invalid, or not on the publisher's host.
         """
         anywhere = self._any_data_host
-        found = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
-        self.data.connect(found, ticket)
+        resolved = endpoints.resolve(endpoint, self.address, self._dialled, any_host=anywhere)
+        self.data.connect(resolved, ticket)
 
     def source(self, address: str) -> tuple[str, WorkerKeys | None]:
-        """Return the endpoint and the keys by which to connect to a source of a version. (N2)
+        """Return the endpoint and the keys for a connection to a source of a version. (N2)
 
         Raises:
-            AddressError: The address is invalid; or without keys, it is on another host.
+            AddressError: The address is invalid, or it is on another host and no keys are used.
         """
         keys = None if self._keys is None else self._keys[self.addresses.index(self.address)]
         anywhere = self._any_data_host or keys is not None
@@ -316,7 +319,7 @@ class WorkerSockets:
             endpoints.check(address)
             raise AddressError(
                 f"it is not on the host of the publisher ({self.address}), and there are no keys, "
-                "so this worker takes its chunks from the publisher. Use keys, or allow it: "
+                "so this worker fetches its chunks from the publisher. Use keys, or allow it: "
                 "Settings(any_data_host=True)"
             ) from None
 
@@ -326,17 +329,17 @@ class WorkerSockets:
             self._dial(self._dialled)
         self.data.redial()
 
-    def change_over(self, at: int, pause: float) -> None:
+    def change_over(self, index: int, pause: float) -> None:
         """Connect to another of the addresses, after `pause` seconds, and end the data connection.
 
-        Messages that are sent already have `LINGER_MS` to go out.
+        Messages that are queued on the old control connection have `LINGER_MS` to be sent.
         """
         if self._dialled:
             self._hang_up()
         self._monitor_events.leave(self._dialled)
         self._dialled, self._undialled, self._events_fresh = "", False, False
-        self.address, self._lookup = self.addresses[at], self._lookups[at]
-        self._pin(at)
+        self.address, self._lookup = self.addresses[index], self._lookups[index]
+        self._pin(index)
         self.data.connect("")
         if pause:
             self._dial_at = time.monotonic() + pause
@@ -351,8 +354,8 @@ class WorkerSockets:
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
-        """Close all sockets. Messages in transit have `LINGER_MS` to be sent."""
-        self._control.disable_monitor()  # ZeroMQ would wait for a reader of the monitor
+        """Close all sockets. Queued messages have `LINGER_MS` to be sent."""
+        self._control.disable_monitor()  # otherwise ZeroMQ waits for a reader of the monitor
         self.data.close()
         keep_in_children(self)
         self._selector.close()

@@ -1,8 +1,8 @@
-"""A worker's second thread, for slow work, since the first thread must answer pings meanwhile.
+"""Runs a worker's slow work in a second thread, so that the first thread can answer pings.
 
 The thread copies versions from shared memory and decodes patches, one after another. When it is
-idle, it touches memory ahead of the first use of that memory. The first job starts the thread. Jobs
-are generators that do a little at each step, so they can be stopped.
+idle, it prefaults memory that will be used later. The first job starts the thread. Jobs are
+generators that do a little work at each step, so they can be stopped between two steps.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger("weightbus.worker")
 T = TypeVar("T")
 
 AT_ONCE_BYTES = 2**20  # a smaller copy takes less time than waking the thread
-CLOSE_SECONDS = 5.0  # seconds to wait at close for the current step, which takes some milliseconds
+CLOSE_SECONDS = 5.0  # seconds that `close` waits for the current step, which takes milliseconds
 
 
 class Copier:
@@ -42,33 +42,37 @@ class Copier:
     def __init__(self, done: Callable[[Copied | Decoded], None]) -> None:
         self._done = done
         self._changed = threading.Condition()
-        # Each job has a buffer, so there are few jobs.
-        self._copies: deque[Copying | Patching] = deque()
-        # Steps to run when idle. A publisher may cause many: then the oldest are dropped, without
-        # harm.
-        self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
+        # This queue is short, since each job has a buffer of its model.
+        self._jobs: deque[Copying | Patching] = deque()
+        # Generators to run when idle. A publisher may cause many; then the oldest are dropped,
+        # which does no harm.
+        self._idle_work: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
         self._closed = False
-        self._untouched = RateLimitedWarning(log, "memory was not touched ahead of its use: %s")
+        self._not_prefaulted = RateLimitedWarning(log, "memory was not prefaulted: %s")
         self._thread: threading.Thread | None = None
 
-    def copy(self, copy: Copying | Patching) -> None:
+    def queue(self, job: Copying | Patching) -> None:
         """Queue a copy of a version, or the decoding of a patch.
 
         Raises:
-            RuntimeError: The process cannot start another thread; nothing is done.
+            RuntimeError: The process cannot start another thread; nothing is queued.
         """
         self._start()
-        self._copies.append(copy)
+        self._jobs.append(job)
         self._wake()
 
-    def ahead(self, steps: Generator[None]) -> None:
-        """Run these steps when the thread is idle."""
+    def run_when_idle(self, steps: Generator[None]) -> None:
+        """Run a generator when the thread has no job.
+
+        Raises:
+            RuntimeError: The process cannot start another thread; nothing is queued.
+        """
         self._start()
-        self._ahead.append(steps)
+        self._idle_work.append(steps)
         self._wake()
 
     def close(self) -> None:
-        """End the thread; the current job is interrupted."""
+        """End the thread after the current step; unfinished jobs are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -90,39 +94,39 @@ class Copier:
     def _run(self) -> None:
         while not self._closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._copies or self._ahead or self._closed)
-            if self._copies:
-                job, stop = self._copies.popleft(), lambda: self._closed
+                self._changed.wait_for(lambda: self._jobs or self._idle_work or self._closed)
+            if self._jobs:
+                job, stop = self._jobs.popleft(), lambda: self._closed
                 self._done(decoded(job, stop) if isinstance(job, Patching) else copied(job, stop))
-            elif self._ahead:
-                self._touch(self._ahead.popleft())
-        self._copies.clear()
-        self._ahead.clear()
+            elif self._idle_work:
+                self._run_idle(self._idle_work.popleft())
+        self._jobs.clear()
+        self._idle_work.clear()
 
-    def _touch(self, steps: Generator[None]) -> None:
+    def _run_idle(self, steps: Generator[None]) -> None:
         try:
             for _ in steps:
-                if self._closed or self._copies:
-                    self._ahead.appendleft(steps)
+                if self._closed or self._jobs:
+                    self._idle_work.appendleft(steps)
                     return
-        except Exception as error:  # pages are then touched on first use
-            self._untouched.warn(f"{type(error).__name__}: {error}", time.monotonic())
+        except Exception as error:  # the kernel then maps pages on their first use
+            self._not_prefaulted.warn(f"{type(error).__name__}: {error}", time.monotonic())
 
 
 def decoded(job: Patching, stopped: Callable[[], bool] = lambda: False) -> Decoded:
-    """Decode a patch, unless `stopped` returns True meanwhile; return the result."""
-    begun = time.perf_counter()
+    """Decode a patch and return the result; stop early if `stopped` returns True."""
+    started = time.perf_counter()
     try:
         fault = _result(patching(job), stopped)
     except Exception as error:  # not fatal: the whole version is fetched instead
         log.exception("the patch to %s version %d cannot be decoded", job.model, job.key[1])
         fault = f"it cannot be decoded: {error!r}"
     fault = "it was stopped in the middle" if fault is None else fault
-    return Decoded(job, fault, time.perf_counter() - begun)
+    return Decoded(job, fault, time.perf_counter() - started)
 
 
 def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy a version, unless `stopped` returns True meanwhile; return the result."""
+    """Copy a version and return the result; stop early if `stopped` returns True."""
     try:
         return Copied(copy, _result(copying(copy), stopped))
     except Exception:  # not fatal: the version is fetched over the network instead
@@ -142,7 +146,7 @@ def _result(steps: Generator[None, None, T], stopped: Callable[[], bool]) -> T |
 
 
 def patching(job: Patching) -> Generator[None, None, str]:
-    """Decode a patch, step by step; return an error text, "" on success. (D5)"""
+    """Decode a patch, step by step; return an error text, or "" on success. (D5)"""
     unwanted = "it is no longer needed"
     if not job.live:
         return unwanted

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..limits import DESCRIPTORS_RESERVED, REJECTIONS_SECONDS
 
-DESCRIPTORS_TAKEN = 24  # a side opens at most 23: with keys, a state folder and both pages
+# A publisher or worker opens at most 23: with keys, a state folder and both HTTP pages.
+DESCRIPTORS_TAKEN = 24
 RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
@@ -25,34 +26,37 @@ def limit_of() -> float:
 
 
 def nearly_exhausted(descriptor: int) -> bool:
-    """True if few descriptors are left; `descriptor` is new, and has the lowest free number."""
+    """True if few descriptors are left; `descriptor` was just opened.
+
+    The kernel gives a new descriptor the lowest free number.
+    """
     return descriptor >= limit_of() - DESCRIPTORS_RESERVED
 
 
 def check_left() -> None:
-    """Raise OSError if too few descriptors for all sockets are free; opens and closes some.
+    """Check that enough descriptors are free for all sockets, by opening and closing as many.
 
     Raises:
         OSError: Too few descriptors are free; the error says how many.
     """
-    taken = list[int]()
+    opened = list[int]()
     try:
-        while len(taken) < DESCRIPTORS_TAKEN:
-            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(opened) < DESCRIPTORS_TAKEN:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         count = (
-            f"{len(taken)} of this process's {limit:,} descriptors are left"
+            f"{len(opened)} of this process's {limit:,} descriptors are left"
             if error.errno == errno.EMFILE
-            else f"{len(taken)} descriptors are left on this host"
+            else f"{len(opened)} descriptors are left on this host"
         )
         raise OSError(
             error.errno, f"{count}, and sockets need {DESCRIPTORS_TAKEN}: close files, or {RAISE}"
         ) from None
     finally:
-        for descriptor in taken:
+        for descriptor in opened:
             os.close(descriptor)
 
 
@@ -66,7 +70,7 @@ def used_by(pid: int) -> tuple[int, int] | None:
 
 
 class RejectedConnections:
-    """Counts recent connections that were rejected because few descriptors are left."""
+    """Counts recent connections that were rejected because few descriptors were left."""
 
     def __init__(self) -> None:
         self._count, self._host, self._last_at = 0, "", float("-inf")
@@ -79,7 +83,7 @@ class RejectedConnections:
         self._count, self._host, self._used, self._last_at = self._count + 1, host, descriptor, now
 
     def text(self, now: float) -> str:
-        """Return a text on recent rejections; empty if there were none."""
+        """Return a warning about recent rejections; empty if there were none."""
         if now - self._last_at >= REJECTIONS_SECONDS:
             return ""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
-"""Endpoints: where the data socket is bound beside the control socket, and how it is announced.
+"""Checks and compares endpoints, and derives the data socket's endpoint from the control socket's.
 
 A user gives one address, that of the control socket; the data socket's address follows from it. A
-worker replaces the host of the announced endpoint by the host that its own user gave, so one
+worker replaces the host in the announced data endpoint by the host that its own user gave, so one
 publisher can have several names (loopback, a container's name, an address behind a port mapping).
 """
 
@@ -16,9 +16,9 @@ from ..errors import AddressError
 from ..protocol_limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
-PATH_MAX = 107  # bytes of a path; the kernel takes one more of a name with @, libzmq does not
-ANYWHERE = "0.0.0.0", "::", "*"  # noqa: S104 - hosts of sockets bound at all addresses of this one
-DATA = ".data"  # the data socket's suffix to the path of the control socket
+PATH_MAX = 107  # bytes of a path; for a name with @ the kernel allows 108, but libzmq does not
+ANYWHERE = "0.0.0.0", "::", "*"  # noqa: S104 - the host of a socket bound at all of our addresses
+DATA = ".data"  # what the data socket's path adds to the path of the control socket
 
 _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
 
@@ -41,7 +41,7 @@ def check(endpoint: str) -> str:
     nbytes = len(os.fsencode(path))
     if nbytes > PATH_MAX:
         raise AddressError(
-            f"{endpoint}: the path has {nbytes} bytes, and an address of the kernel takes at most "
+            f"{endpoint}: the path has {nbytes} bytes, and a Unix socket's path has at most "
             f"{PATH_MAX}. Give a publisher a path of at most {PATH_MAX - len(DATA)}, since its "
             f'data socket adds {DATA!r}, or of {PATH_MAX} with Settings(data="ipc://...")'
         )
@@ -54,18 +54,21 @@ def check_all(endpoints: str | Sequence[str]) -> tuple[str, ...]:
     """Return the control addresses of a worker: one, or several in order of preference.
 
     Raises:
-        AddressError: An endpoint is invalid, or given twice; or there is none.
+        AddressError: An endpoint is invalid, an endpoint is given twice, or there is none.
     """
-    each: tuple[Any, ...] = (
+    given: tuple[Any, ...] = (
         tuple(endpoints) if isinstance(endpoints, list | tuple) else (endpoints,)
     )
-    if not each or len({*map(check, each)}) < len(each):
-        raise AddressError(f"{each!r}: give one address, or several that differ")
-    return each
+    if not given or len({*map(check, given)}) < len(given):
+        raise AddressError(f"{given!r}: give one address, or several that differ")
+    return given
 
 
 def beside(control: str) -> str:
-    """Return the data socket's default endpoint: `control` with port + 1, or with a suffix."""
+    """Return the data socket's default endpoint: `control` with the next port or a suffix.
+
+    If there is no next port, the port is 0, which stands for any free one.
+    """
     match = _TCP.match(control)
     if match is None:
         return control + DATA
@@ -74,7 +77,7 @@ def beside(control: str) -> str:
 
 
 def advertised(control: str, data: str) -> str:
-    """Return the data endpoint to announce; its host is `*` if both sockets have the same host."""
+    """Return the data endpoint to announce; the host is `*` if it is the control socket's host."""
     one, other = _TCP.match(control), _TCP.match(data)
     if one and other and one["host"] == other["host"]:
         return f"tcp://*:{other['port']}"
@@ -82,14 +85,15 @@ def advertised(control: str, data: str) -> str:
 
 
 def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = False) -> str:
-    """Return the announced data endpoint in the form in which this worker can use it.
+    """Return the announced data endpoint as this worker can connect to it.
 
     Args:
         data: The endpoint in the welcome.
         control: The publisher's address, as the user gave it.
-        dialled: The publisher's address with a numeric host; empty if the user gave no host name.
-        any_host: Whether the data may be on another host, or at any path: then a publisher can make
-            this worker connect to any address that the worker can reach.
+        dialled: The publisher's address with a resolved host, which is allowed like `control`.
+            Empty: the host is not resolved.
+        any_host: Whether the data may be on another host, or at any path. If so, a publisher can
+            make this worker connect to any address that the worker can reach.
 
     Raises:
         AddressError: The announced endpoint is invalid, or not allowed.
@@ -103,13 +107,13 @@ def resolve(data: str, control: str, dialled: str = "", *, any_host: bool = Fals
                 "is slower. If that address is right, allow it: Settings(any_data_host=True)"
             )
         return data
-    used = _TCP.match(control)
-    if used is None:
+    own = _TCP.match(control)
+    if own is None:
         raise AddressError(
             f"the publisher's data is at {data!r}, on the host of its control address, but "
             f"{control!r} names no host; give the publisher an address to advertise"
         )
-    return f"tcp://{used['host']}:{match['port']}"
+    return f"tcp://{own['host']}:{match['port']}"
 
 
 def _is_beside(data: str, control: str) -> bool:
@@ -129,7 +133,11 @@ def _is_beside(data: str, control: str) -> bool:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the host and port of a valid TCP endpoint."""
+    """Return the host, without brackets, and the port of a TCP endpoint.
+
+    Raises:
+        AddressError: The endpoint is not TCP, or its port is `*`.
+    """
     match = _TCP.match(endpoint)
     if match is None or match["port"] == "*":
         raise AddressError(f"{endpoint!r} cannot be connected to: it names no host and port")
@@ -162,7 +170,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def same_place(one: str, other: str) -> bool:
-    """True if two endpoints have the same path or port; a wildcard port equals no other."""
+    """True if two endpoints have the same path or port. A port `*` equals no other port."""
     if ipc_path(one) is not None or ipc_path(other) is not None:
         return one == other
     if one.endswith(":*") or other.endswith(":*"):
@@ -173,14 +181,15 @@ def same_place(one: str, other: str) -> bool:
 def leads_to(endpoint: str, bound: str) -> bool:
     """True if a connection from this host to an endpoint reaches the socket bound at `bound`.
 
-    A name that only a lookup could find to be of this host counts as another host.
+    Names are not looked up: unless it is `localhost` or this host's own name, a host name counts
+    as another host.
     """
     tcp = all(_TCP.match(check(each)) and not each.endswith(":*") for each in (endpoint, bound))
     if not tcp:
         return endpoint == bound
     (host, port), (own, own_port) = host_and_port(endpoint), host_and_port(bound)
-    here = is_loopback(host) or host in (*ANYWHERE, socket.gethostname())
-    same = host.lower() == own.lower() or (here and (own in ANYWHERE or is_loopback(own)))
+    local = is_loopback(host) or host in (*ANYWHERE, socket.gethostname())
+    same = host.lower() == own.lower() or (local and (own in ANYWHERE or is_loopback(own)))
     return same and port == own_port != 0
 
 
@@ -188,8 +197,8 @@ def for_other_hosts(bound: str, own_host: Callable[[], str]) -> str:
     """Return the address at which other hosts reach the socket that is bound at `bound`.
 
     Args:
-        bound: An endpoint, which may be at all addresses of this host.
-        own_host: Returns one of them, without brackets; called only then.
+        bound: An endpoint, which may be bound at all addresses of this host.
+        own_host: Returns one of these addresses, without brackets; called only if needed.
     """
     if ipc_path(bound) is not None:
         return bound
@@ -215,11 +224,11 @@ def ipc_name(path: str) -> str:
 
 
 def dial(endpoint: str, timeout: float) -> socket.socket:
-    """Return a connection to an endpoint; `timeout` limits the connect, and later operations.
+    """Return a connection to an endpoint; `timeout` limits the connect, and each later operation.
 
     Raises:
         OSError: The connection failed.
-        AddressError: The endpoint contains no port.
+        AddressError: The endpoint is TCP and contains no port.
     """
     path = ipc_path(endpoint)
     if path is None:

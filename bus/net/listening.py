@@ -1,13 +1,13 @@
-"""Listening sockets, which are never bound where another process listens.
+"""Opens listening sockets, but never binds an endpoint at which another process listens.
 
-The kernel ensures that for TCP. A socket path remains when its publisher is killed, and must be
-removed before it can be bound again, but not while a process listens there. Checking, removing and
-binding are atomic under a lock on the folder. The kernel releases the lock when the holder of the
-lock ends.
+For TCP, the kernel ensures that. For Unix sockets, a path remains when its publisher is killed. The
+path must be removed before it can be bound again, but not while a process listens there. So a lock
+on the folder makes checking, removing and binding atomic. The kernel releases the lock when its
+holder ends.
 
 Any user who may read a folder may lock it, for any time. So a lock that is held for longer than a
-publisher needs is ignored. A path is then first renamed before it is removed, and renamed back if a
-process listens there after all.
+publisher needs is ignored. To be safe without the lock, a path is renamed before it is removed, and
+renamed back if a process listens there after all.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from ..errors import AddressError
 from ..event_log import RateLimitedWarning
 from ..limits import ACCEPT_SECONDS
 from . import endpoints
-from .processes import PROC, SocketHolder, given_out, holder_of
+from .processes import PROC, SocketHolder, ephemeral_range, holder_of
 
 log = logging.getLogger("weightbus.publisher")
 
 BACKLOG = 4096  # connections that the kernel queues until they are accepted
 LOCK_SECONDS = 1.0  # seconds to wait for the lock on a folder
-LOOK_SECONDS = 0.005  # seconds between two attempts to lock it
-# Seconds to retry a port that the kernel gave to a connection, or that a closing publisher of this
-# process has. (A publisher without references closes once Python has collected it.)
+LOCK_RETRY_SECONDS = 0.005  # seconds between two attempts to lock a folder
+# Seconds to retry a port that the kernel gave to a connection, or that a publisher of this process
+# has and will close. (A publisher without references closes once Python has collected it.)
 BIND_SECONDS = 5.0
 AGAIN_SECONDS = 0.05  # seconds between two attempts to bind
 _SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of an interface
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class PublisherEndpoints(Protocol):
-    """A publisher's sockets.
+    """A publisher's sockets, as `bound` sees them.
 
     Attributes:
         leaving: Whether the sockets will be closed soon.
@@ -75,16 +75,16 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
     Args:
         bind: Binds the endpoint; raises an `OSError` on failure.
         endpoint: The endpoint.
-        parameter: The name of the user's parameter, for errors.
+        parameter: The name of the user's parameter that gave the endpoint, for errors.
         patience: Seconds to retry; None: `BIND_SECONDS`.
 
     Raises:
         AddressError: The endpoint is invalid, has another listener, or stayed in use.
     """
-    started, looked = time.monotonic(), False
+    started, retried = time.monotonic(), False
     patience = BIND_SECONDS if patience is None else patience
     while True:
-        leaving = any(publisher.leaving for publisher in _at(endpoint))
+        leaving = any(publisher.leaving for publisher in _publishers_at(endpoint))
         try:
             return bind()
         except OSError as error:
@@ -92,78 +92,78 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str, patience: float 
                 reason = str(error.strerror or error)
                 raise AddressError(f"cannot bind {parameter} {endpoint}: {reason}") from None
         holder = holder_of(endpoint)
-        if not looked and holder is not None and holder.pid in (0, os.getpid()):
+        if not retried and holder is not None and holder.pid in (0, os.getpid()):
             if holder.pid:
                 gc.collect()  # the holder may be an unreferenced publisher
-            looked = True  # a holder whose process is unknown may have ended meanwhile
+            retried = True  # a holder whose process is unknown may have ended meanwhile
             continue
         waited = time.monotonic() - started
         if waited >= patience or not (leaving or _is_temporary(endpoint, holder)):
-            raise _taken(endpoint, parameter, holder, waited)
+            raise _in_use_error(endpoint, parameter, holder, waited)
         time.sleep(AGAIN_SECONDS)
 
 
 def _is_temporary(endpoint: str, holder: SocketHolder | None) -> bool:
-    """True if an endpoint is in use only temporarily, by a connection."""
+    """True if an endpoint is in use only by a connection, and thus temporarily."""
     connected = holder is None or not holder.listens
     return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
 
 
-def _at(endpoint: str) -> list[PublisherEndpoints]:
+def _publishers_at(endpoint: str) -> list[PublisherEndpoints]:
     """Return the publishers of this process at an endpoint."""
-    return [here for own, here in list(_publishers.items()) if endpoints.same_place(endpoint, own)]
+    return [each for own, each in list(_publishers.items()) if endpoints.same_place(endpoint, own)]
 
 
-def _taken(
+def _in_use_error(
     endpoint: str, parameter: str, holder: SocketHolder | None, waited: float
 ) -> AddressError:
     # Return the error for an endpoint that is in use.
     other = f"pass another {parameter}= (port 0 takes any free one)"
     if holder is None and endpoints.ipc_path(endpoint) is not None:
         return AddressError(
-            f"{endpoint} is taken by a file at which no process is seen to listen: remove it if "
-            f"it is not needed, or pass another {parameter}="
+            f"{endpoint} is in use by a file, and no process is seen to listen there: remove the "
+            f"file if it is not needed, or pass another {parameter}="
         )
     if holder is None or not holder.listens:
-        by = holder or "something that the system does not name"
-        given = given_out(endpoint)
-        hint = f"; the kernel gives ports of {given} to connections: choose one outside" * bool(
-            given
+        by = holder or "an unknown process"
+        ports = ephemeral_range(endpoint)
+        hint = f"; the kernel gives ports of {ports} to connections: choose one outside" * bool(
+            ports
         )
         return AddressError(
             f"{endpoint} is in use by {by}, and stayed so for {waited:g} s: {other}{hint}"
         )
     if holder.pid == os.getpid():
-        ours = _at(endpoint)
+        ours = _publishers_at(endpoint)
         by = "by a publisher of this process: close() it" if ours else "by this process itself"
-        beside = "".join(_beside(endpoint, parameter, each) for each in ours[:1])
-        return AddressError(f"{endpoint} is in use {by}, or {other}{beside}")
-    below = _below(endpoint, holder) if parameter == "address" else ""
+        hint = "".join(_data_hint(endpoint, parameter, each) for each in ours[:1])
+        return AddressError(f"{endpoint} is in use {by}, or {other}{hint}")
+    hint = _next_port_hint(endpoint, holder) if parameter == "address" else ""
     return AddressError(
-        f"{endpoint} is in use by {holder}, which listens there; stop it, or {other}{below}"
+        f"{endpoint} is in use by {holder}, which listens there; stop it, or {other}{hint}"
     )
 
 
-def _beside(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str:
+def _data_hint(endpoint: str, parameter: str, publisher: PublisherEndpoints) -> str:
     """Return a hint if one publisher's address is another's data endpoint; else ""."""
     if parameter == "address" and endpoints.same_place(endpoint, publisher.data_address):
-        one = f"{endpoint} is the data socket of the publisher at {publisher.address}"
+        cause = f"{endpoint} is the data socket of the publisher at {publisher.address}"
     elif parameter == "data" and endpoints.same_place(endpoint, publisher.address):
-        one = f"the publisher at {publisher.address} is where the data socket of this one goes"
+        cause = f"the publisher at {publisher.address} is where the data socket of this one goes"
     else:
         return ""
-    return f'. {one}: leave a port between, or give one of them Settings(data="tcp://HOST:PORT")'
+    return f'. {cause}: leave a port between, or give one of them Settings(data="tcp://HOST:PORT")'
 
 
-def _below(endpoint: str, holder: SocketHolder) -> str:
+def _next_port_hint(endpoint: str, holder: SocketHolder) -> str:
     """Return a hint if the process that has a port also has the next lower port; else ""."""
     if endpoints.ipc_path(endpoint) is not None:
         return ""
     _, port = endpoints.host_and_port(endpoint)
-    below = endpoint.removesuffix(str(port)) + str(port - 1)
-    if port <= 1 or (found := holder_of(below)) is None or found.pid != holder.pid:
+    lower = endpoint.removesuffix(str(port)) + str(port - 1)
+    if port <= 1 or (found := holder_of(lower)) is None or found.pid != holder.pid:
         return ""
-    return f". It also listens at {below}: if that is a publisher, leave a port between"
+    return f". It also listens at {lower}: if that is a publisher, leave a port between"
 
 
 class Listener:
@@ -178,9 +178,9 @@ class Listener:
 
     def __init__(self, endpoint: str) -> None:
         path = endpoints.ipc_path(endpoint)
-        # a path to remove at close, if it is still the file with this id
+        # The path to remove at close, if it is still the file with this id.
         self._path, self._file_id = "", (0, 0)
-        self._folder = ""  # a folder that was created here, to be removed at close
+        self._folder = ""  # the folder to remove at close, since this object has created it
         if path is None:
             self.socket = _listening_tcp(endpoint)
             host, port = self.socket.getsockname()[:2]
@@ -213,10 +213,12 @@ class Listener:
 
 
 class WatchedListener(Listener):
-    """A listener in a selector, which can pause and leave new connections to the kernel.
+    """A listener that is registered in a selector, and can stop accepting for a while.
+
+    Meanwhile, new connections wait in the kernel's backlog.
 
     Args:
-        endpoint: As in `Listener`.
+        endpoint: The endpoint.
         selector: The selector.
         name: What connects, for the log, such as `a subscriber`.
 
@@ -234,7 +236,10 @@ class WatchedListener(Listener):
         selector.register(self.socket, selectors.EVENT_READ)
 
     def accept(self, now: float) -> tuple[socket.socket, Any] | None:
-        """Return a new connection and its address; None if there is none. Pause after an error."""
+        """Return a new connection and its peer's address; None if there is none.
+
+        After an error, the listener pauses.
+        """
         try:
             return self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -250,7 +255,7 @@ class WatchedListener(Listener):
         self._selector.unregister(self.socket)
 
     def resume(self) -> None:
-        """Accept again, at the time `resume_at`."""
+        """Accept again. Call this at the time `resume_at`."""
         self.resume_at = math.inf
         self._selector.register(self.socket, selectors.EVENT_READ)
 
@@ -263,7 +268,10 @@ class WatchedListener(Listener):
 
 @contextlib.contextmanager
 def _locked_folder(path: str) -> Generator[None]:
-    """Lock the folder of a path during the block, if possible, against other publishers."""
+    """Lock the folder of a path during the block, so that other publishers wait.
+
+    If another process holds the lock for longer than `LOCK_SECONDS`, go on without the lock.
+    """
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -273,16 +281,16 @@ def _locked_folder(path: str) -> Generator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    break  # the holder is not a publisher, but perhaps another user
-                time.sleep(LOOK_SECONDS)
+                    break  # the holder is not a publisher
+                time.sleep(LOCK_RETRY_SECONDS)
         yield
     finally:
-        fcntl.flock(folder, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
+        fcntl.flock(folder, fcntl.LOCK_UN)  # explicitly, as a forked child may have the descriptor
         os.close(folder)
 
 
 def is_stale_socket(path: str) -> bool:
-    """Return whether a path is a socket without a listener."""
+    """Return whether a path is a socket at which no process listens."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return False
@@ -294,32 +302,32 @@ def is_stale_socket(path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove a path without a listener, unless another socket is bound there by now.
+    """Remove the path of a stale socket, unless another process listens there by now.
 
     Raises:
-        OSError: Another socket is bound there, or the path cannot be removed.
+        OSError: Another process listens there, or the path cannot be removed.
     """
-    away = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
-    if len(os.fsencode(away)) > endpoints.PATH_MAX:  # too long to connect to for the check
+    renamed = os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
+    if len(os.fsencode(renamed)) > endpoints.PATH_MAX:  # the check could not connect to it
         os.unlink(path)
         return
-    os.rename(path, away)
-    if is_stale_socket(away):
-        os.unlink(away)
+    os.rename(path, renamed)
+    if is_stale_socket(renamed):
+        os.unlink(renamed)
         return
     try:
-        os.link(away, path, follow_symlinks=False)
-        os.unlink(away)
-    except FileExistsError:  # a third process has bound it
-        os.unlink(away)
+        os.link(renamed, path, follow_symlinks=False)
+        os.unlink(renamed)
+    except FileExistsError:  # a third process has bound the path
+        os.unlink(renamed)
     except OSError:  # no hard links on this file system
-        os.rename(away, path)
+        os.rename(renamed, path)
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _identity(path: str) -> tuple[int, int]:
-    found = os.lstat(path)
-    return found.st_dev, found.st_ino
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
 
 
 def _listening_tcp(endpoint: str) -> socket.socket:
@@ -336,7 +344,7 @@ def _listening_tcp(endpoint: str) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(found[0][4])
-        return _ready(listener)
+        return _listen(listener)
     except BaseException:
         listener.close()
         raise
@@ -345,9 +353,9 @@ def _listening_tcp(endpoint: str) -> socket.socket:
 def _address_of(host: str) -> str:
     """Return a host's address if it is the name of a network interface; else the host itself."""
     if host in (name for _, name in socket.if_nameindex()):
-        asked = struct.pack("256s", host.encode())
+        request = struct.pack("256s", host.encode())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            return socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, asked)[20:24])
+            return socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24])
     return host
 
 
@@ -355,13 +363,13 @@ def _listening_at(name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(name)
-        return _ready(listener)
+        return _listen(listener)
     except BaseException:
         listener.close()
         raise
 
 
-def _ready(listener: socket.socket) -> socket.socket:
+def _listen(listener: socket.socket) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

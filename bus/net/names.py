@@ -14,7 +14,7 @@ from . import endpoints
 
 log = logging.getLogger("weightbus.worker")
 
-AGAIN_SECONDS = 1.0  # seconds between two lookups without a connection: a host may move
+AGAIN_SECONDS = 1.0  # seconds between two lookups while unconnected: the address may change
 PATIENCE_SECONDS = 2.0  # seconds without an address until an error is reported
 
 
@@ -27,7 +27,7 @@ def is_name(endpoint: str) -> bool:
 
 
 class Lookup:
-    """Looks up the address of a host. Belongs to one thread, which this never blocks.
+    """Looks up the address of a host, repeatedly. One thread owns this object; no method blocks.
 
     Args:
         endpoint: A TCP endpoint with the host's name.
@@ -43,7 +43,7 @@ class Lookup:
         self._running: threading.Thread | None = None
         self._answer: str | OSError | None = None
         self._error: OSError | None = None
-        self._due = float("-inf")
+        self._due = float("-inf")  # when to start the next lookup
         self._since: float | None = None  # when the first lookup began
         self._unknown = RateLimitedWarning(log, "%s")
 
@@ -55,7 +55,7 @@ class Lookup:
             if now >= self._due:
                 self._answer = None
                 self._running = threading.Thread(
-                    target=self._look, name="weightbus-lookup", daemon=True
+                    target=self._resolve, name="weightbus-lookup", daemon=True
                 )
                 self._running.start()
             return False
@@ -65,17 +65,17 @@ class Lookup:
         if isinstance(self._answer, OSError):
             self._error = self._answer
             return False
-        moved, self.found = self._answer != self.found, self._answer
+        changed, self.found = self._answer != self.found, self._answer
         self._error = None
-        return moved
+        return changed
 
     def failed(self, now: float) -> bool:
-        """True if the host has no address as far as is known, or its name server is slow."""
+        """True if no address was ever found, and a lookup has failed or takes long."""
         slow = self._since is not None and now - self._since >= PATIENCE_SECONDS
         return not self.found and (self._error is not None or slow)
 
     def fault(self, now: float) -> str:
-        """Return an error text if the host has had no address for a while; else ""."""
+        """Return an error text, and log it, if no address was found for a while; else ""."""
         if self.found or self._since is None or now - self._since < PATIENCE_SECONDS:
             return ""
         host, _ = endpoints.host_and_port(self._endpoint)
@@ -89,15 +89,15 @@ class Lookup:
         self._unknown.warn(text, now)
         return text
 
-    def _look(self) -> None:
+    def _resolve(self) -> None:
         """Resolve the name. (Runs in a helper thread.)"""
         host, port = endpoints.host_and_port(self._endpoint)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             # IPv4 first, as in libzmq.
-            family, *_, at = min(found, key=lambda each: each[0] != socket.AF_INET)
-            six = family == socket.AF_INET6
-            self._answer = f"tcp://[{at[0]}]:{port}" if six else f"tcp://{at[0]}:{port}"
+            family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+            numeric = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+            self._answer = f"tcp://{numeric}:{port}"
         except OSError as error:
             self._answer = error
         except UnicodeError as error:

@@ -1,13 +1,13 @@
-"""Outgoing messages of one peer: a queue, and the message that is partly sent.
+"""Sends the messages of one peer: holds a queue, and the message that is partly sent.
 
-A queued message refers weakly to the memory of its payload: when a version is released, its
-messages vanish from each queue. So a peer that reads nothing keeps no version alive. A partly sent
-message must be completed, or its connection closed. If such a message makes no progress, the rest
-of it is copied, so that the version's memory is free for the next version. All connections of a
-publisher share one limit of copied bytes. Beyond the limit, the connection that has made no
+A queued message has only a weak reference to the memory of its payload: once the version is
+released, its messages are skipped. So a peer that reads nothing keeps no version alive. A partly
+sent message must be completed, or its connection closed. If such a message makes no progress, its
+unsent bytes are copied, so that the version's memory is free for the next version. All connections
+of a publisher share one limit for copied bytes. Beyond the limit, the connection that has made no
 progress for the longest time is closed.
 
-Everything here belongs to one thread, and never blocks.
+One thread owns all of these objects; no method blocks.
 """
 
 import socket
@@ -20,10 +20,11 @@ from ..headers import Buffer
 from .zmtp import message_parts, rest_of
 
 HOLD_SECONDS = 0.1  # seconds that a partly sent message may use its memory without progress
-STUCK_SECONDS = 1.5  # seconds without progress until a copy's connection is closed, if others wait
-COPY_SECONDS = 30.0  # seconds in which a copy must be sent while others wait
+# While other connections wait for copies: seconds without progress until a connection with a copy
+# is closed, and seconds in which the whole copy must be sent.
+STUCK_SECONDS, COPY_SECONDS = 1.5, 30.0
 TURN_BYTES = 2**20  # bytes sent to one peer before the next peer is served
-NOT_READ = "it does not read, and too much is kept for connections that do not"
+NOT_READ = "it does not read, and too many bytes are queued for connections that do not read"
 
 
 class QueuedMessage(Protocol):
@@ -31,7 +32,7 @@ class QueuedMessage(Protocol):
 
     Attributes:
         topic: The topic of a published message; empty for a message to one worker.
-        copies: The bytes that are copied when the message begins to be sent: 0, or all.
+        copies: How many bytes are copied when the sending begins: none (0), or all.
     """
 
     @property
@@ -49,8 +50,8 @@ class PlainMessage:
     """A message that is sent unchanged, to any number of peers.
 
     Args:
-        frames: The frames. If the last one is a view, the caller keeps it for as long as the
-            message should be sent.
+        frames: The frames. If the last one is a view, the message refers to it weakly: the caller
+            keeps the view for as long as the message should be sent.
         topic: See `QueuedMessage`.
     """
 
@@ -74,7 +75,7 @@ class Outgoing:
 
     Args:
         connection: The peer's socket.
-        room: The number of messages that may wait; further messages are dropped.
+        capacity: The number of messages that may be queued; further messages are dropped.
         commands: Encoded commands, which are sent before the queue; the caller appends commands.
         copies: Counts the bytes that are copied for all connections.
         hang_up: Closes the connection, since the peer does not read.
@@ -82,28 +83,29 @@ class Outgoing:
 
     Attributes:
         queue: The messages behind the message that is being sent.
-        waits: Whether the next message waits until other connections need fewer copies.
-        began_at: When the transmission of the current message began.
+        waits: Whether the next message waits until fewer bytes are copied for other connections.
+        began_at: When the sending of the current message began.
         moved_at: When the kernel last accepted bytes.
         hang_up: The argument `hang_up`.
-        alive_at: When the peer last showed a sign of life; the connection's reader sets this, too.
+        alive_at: When the peer last received or sent bytes; the connection's reader sets this, too.
     """
 
     def __init__(
         self,
         connection: socket.socket,
-        room: int,
+        capacity: int,
         commands: bytearray,
         copies: "UnreadCopies",
         hang_up: Callable[[], None],
         now: float,
     ) -> None:
-        self._socket, self._room, self._commands, self._copies = connection, room, commands, copies
+        self._socket, self._capacity = connection, capacity
+        self._commands, self._copies = commands, copies
         self.hang_up = hang_up
         self.queue: deque[QueuedMessage] = deque()
-        self._sending: Sequence[Buffer] = ()  # the rest of the message that is being sent
-        self._left = 0  # bytes of that rest
-        # the payload of that message, while it exists
+        self._sending: Sequence[Buffer] = ()  # the unsent bytes of the message that is being sent
+        self._left = 0  # the number of these bytes
+        # The payload of the message that is being sent; it dies when the version is released.
         self._payload: weakref.ref[memoryview] | None = None
         self._sent_topic = b""
         self._blocked = self._copied = self.waits = False
@@ -115,7 +117,7 @@ class Outgoing:
         return bool(self._left or self._commands or (self.queue and not self.waits))
 
     def put(self, message: QueuedMessage, now: float) -> bool:
-        """Send a message if nothing else waits; else queue it; drop it if the queue is full.
+        """Send a message if nothing else waits, else queue it; if the queue is full, drop it.
 
         Returns:
             Whether bytes wait to be sent.
@@ -129,31 +131,31 @@ class Outgoing:
             self._begin(message, now)
             self.write(now)
             return self._left > 0
-        if len(self.queue) < self._room:
+        if len(self.queue) < self._capacity:
             self.queue.append(message)
             self.waits = self.waits or waits
         return True
 
     def withdraw(self, topics: Collection[bytes]) -> None:
-        """Drop queued messages of these topics; copy a partly sent one, to free its memory."""
+        """Drop queued messages of these topics; copy a partly sent message, to free its memory."""
         if self.queue:
             self.queue = deque(m for m in self.queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:
             self._copy_rest()
 
     def hold(self, now: float) -> None:
-        """Copy a partly sent message if its version was released or the message does not progress.
+        """Copy a partly sent message if its version was released or it makes no progress.
 
         If too many bytes are copied then, the slowest connections are closed, perhaps this one.
         """
-        ended = self._payload is not None and self._payload() is None
-        if self._left and (ended or now - self.moved_at >= HOLD_SECONDS):
+        released = self._payload is not None and self._payload() is None
+        if self._left and (released or now - self.moved_at >= HOLD_SECONDS):
             self._copy_rest()
 
     def _copy_rest(self) -> None:
         if any(isinstance(part, memoryview) for part in self._sending):
             self._note_copy()
-            self._copies.make_room()  # first, or the limit would be exceeded for a moment
+            self._copies.make_room()  # before the copy, so that the limit is never exceeded
             if self._left:
                 self._sending = [bytes(part) for part in self._sending]
 
@@ -168,8 +170,8 @@ class Outgoing:
     def write(self, now: float) -> None:
         """Send until the kernel accepts no more, or until `TURN_BYTES` are sent.
 
-        If a full send buffer has room again, the peer is alive, even if it takes long to read our
-        ping and to answer it.
+        If a full send buffer has room again, the peer is alive, even if it has not read our ping
+        yet.
 
         Raises:
             OSError: The connection is closed.
@@ -211,7 +213,7 @@ class Outgoing:
         self._sending, self._sent_topic = message.parts(), message.topic
         self._payload = None
         if self._sending and isinstance(view := self._sending[-1], memoryview):
-            # A view of the view: the original is collected when its version is released.
+            # Hold a view of the view: the original is collected when its version is released.
             self._payload, self._sending = weakref.ref(view), (*self._sending[:-1], view[:])
         self._left, self.began_at = sum(map(len, self._sending)), now
         if message.copies and self._left:
@@ -229,11 +231,11 @@ class UnreadCopies:
     """Counts the bytes copied for peers that do not read, for all connections of a publisher.
 
     Args:
-        most: The limit.
+        limit: The most bytes that may be copied at a time.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._total = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self._total = limit, 0
         self._sizes: dict[Outgoing, int] = {}
 
     def note(self, outgoing: Outgoing, nbytes: int) -> None:
@@ -248,15 +250,15 @@ class UnreadCopies:
     @property
     def room(self) -> bool:
         """Whether another message may be copied; that message may exceed the limit."""
-        return self._total < self._most
+        return self._total < self._limit
 
     def make_room(self) -> None:
-        """Close connections, longest without progress first, until the limit is kept."""
-        while self._total > self._most:
+        """Close connections, longest without progress first, until the total is in the limit."""
+        while self._total > self._limit:
             min(self._sizes, key=lambda outgoing: outgoing.moved_at).hang_up()
 
     def close_slow(self, now: float) -> None:
-        """Close the connections that read their copies too slowly, since others wait."""
+        """Close the connections that read their copies too slowly. Call this if others wait."""
         for outgoing in list(self._sizes):
             stuck = now - outgoing.moved_at >= STUCK_SECONDS
             if stuck or now - outgoing.began_at >= COPY_SECONDS:

@@ -1,10 +1,10 @@
-"""One connection of the publisher's control socket: the server's side of ZMTP 3 (ZeroMQ RFC 23).
+"""Speaks the server's side of ZMTP 3 (ZeroMQ RFC 23) on one control connection of a publisher.
 
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
-Bytes are parsed one message at a time. The remaining bytes belong to one message, whose size is
-limited.
+Bytes are parsed one message at a time. Once all complete messages are taken, the remaining bytes
+belong to one incomplete message, whose size is limited.
 """
 
 import contextlib
@@ -21,18 +21,19 @@ from .outgoing import Outgoing, PlainMessage, QueuedMessage, UnreadCopies
 from .processes import Process, SocketSearch
 from .zmtp import COMMAND, FRAMES_MAX, GREETING, LONG, MORE, ZmtpError, greeting_fault, head_of
 
-QUEUE = 128  # messages for one worker; less than a window of them is outstanding
-LARGE_BYTES = 2**16  # a payload of at least this counts as a copy once it is encrypted
+QUEUE = 128  # messages queued for one worker; a window of chunks in flight is smaller
+LARGE_BYTES = 2**16  # an encrypted payload of at least this size counts as a copy
 PEER_TYPES = (b"DEALER", b"REQ", b"ROUTER")  # the socket types that may connect to a ROUTER
 _METADATA = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER" + b"\x08Identity" + bytes(4)
 
 
 class SecretMessage:
-    """A message to one worker. It is encrypted when its sending begins.
+    """A message to one worker, which is encrypted when its sending begins.
 
     Args:
         curve: Encrypts the message.
-        frames: The frames; the caller keeps the last one if it is a view.
+        frames: The frames. If the last one is a view, the message refers to it weakly: the caller
+            keeps the view for as long as the message should be sent.
     """
 
     __slots__ = ("_curve", "_first", "_last", "copies")
@@ -50,8 +51,8 @@ class SecretMessage:
         if last is None:
             return ()
         parts = list[Buffer]()
-        for at, frame in enumerate((*self._first, last)):
-            body = self._curve.frame(frame, more=at < len(self._first))
+        for index, frame in enumerate((*self._first, last)):
+            body = self._curve.frame(frame, more=index < len(self._first))
             parts += (head_of(len(body), 0), body)
         return parts
 
@@ -75,11 +76,13 @@ class ControlConnection:
         proven: Whether a complete message has arrived.
         unparsed: Bytes that were read and not parsed yet.
         ready: Whether `unparsed` may contain a complete message.
-        commands: Encoded answers and handshake, which are sent before messages.
-        broken: Whether the connection has ended; messages that arrived before are still taken.
-        closed: Whether the connection is closed.
+        commands: Encoded commands (handshake and answers), which are sent before messages.
+        broken: Whether the peer has ended the connection; messages that arrived before are still
+            taken.
+        closed: Whether `close` was called.
         process: The worker's process at the other end, if known.
         search: The search for that process.
+        watched: The events for which the selector waits.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class ControlConnection:
         return self.socket.fileno()
 
     def read(self, scratch: memoryview, now: float) -> bool:
-        """Read once, at most the size of `scratch`; return whether any bytes had arrived.
+        """Read once, at most the size of `scratch`; return whether bytes have arrived.
 
         Raises:
             OSError: The connection is closed.
@@ -143,6 +146,8 @@ class ControlConnection:
 
     def message(self, now: float) -> list[bytes] | None:
         """Return the next message of the bytes that were read; None if no message is complete.
+
+        This also takes part in the handshake, and answers commands.
 
         Raises:
             ZmtpError, CurveError: The peer violates the protocol: close the connection.
@@ -161,12 +166,12 @@ class ControlConnection:
             more, command, body = frame
             if command or not (body or more):
                 if not self._bucket.take(1, now):
-                    raise ZmtpError("more commands and empty messages than any peer needs")
+                    raise ZmtpError("it sends more commands and empty messages than any peer needs")
                 if command:
                     self._command(body)
                     continue
             if not self.open:
-                raise ZmtpError("a message before the end of the handshake")
+                raise ZmtpError("it sends a message before the end of the handshake")
             self._nbytes += len(body)
             if len(self._frames) + more >= FRAMES_MAX or self._nbytes > CONTROL_BYTES_MAX:
                 raise ZmtpError(
@@ -219,7 +224,7 @@ class ControlConnection:
         # Handle a command of the handshake.
         if self._curve is None:
             if not command.startswith(b"\x05READY"):
-                raise ZmtpError("another command than READY in the handshake")
+                raise ZmtpError("it sends a command other than READY in the handshake")
             metadata: bytes | None = command[6:]
         else:
             reply, metadata = self._curve.answer(command, _METADATA)
@@ -228,7 +233,7 @@ class ControlConnection:
             return
         kind = _properties(metadata).get(b"socket-type")
         if kind not in PEER_TYPES:
-            raise ZmtpError(f"a socket of type {kind!r}, which does not go with a ROUTER")
+            raise ZmtpError(f"it is a socket of type {kind!r}, which cannot connect to a ROUTER")
         self.open = True
 
     def _send_plainly(self, command: bytes) -> None:
@@ -242,11 +247,14 @@ class ControlConnection:
         self.commands += head_of(len(frame), 0) + frame
 
     def encode_effect(self, frames: Sequence[Buffer]) -> QueuedMessage:
-        """Return a message to this peer, in the form for the queue."""
+        """Return a message to this peer for the queue of `outgoing`."""
         return PlainMessage(frames) if self._curve is None else SecretMessage(self._curve, frames)
 
     def send_last(self, command: bytes) -> None:
-        """Send a last handshake command, as far as the kernel accepts it immediately."""
+        """Send a last handshake command, as far as the kernel accepts it immediately.
+
+        This has no effect if the handshake is complete or the command is empty.
+        """
         if self.open or not command:
             return
         self._send_plainly(command)
@@ -264,7 +272,7 @@ class ControlConnection:
 
 
 def _properties(metadata: bytes) -> dict[bytes, bytes]:
-    """Return the properties of a READY, by name in lower case.
+    """Return the properties of a READY command, by name in lower case.
 
     Raises:
         ZmtpError: The properties are truncated.
@@ -275,7 +283,7 @@ def _properties(metadata: bytes) -> dict[bytes, bytes]:
         value_begin = name_end + 4
         end = value_begin + int.from_bytes(metadata[name_end:value_begin], "big")
         if value_begin > len(metadata) or end > len(metadata):
-            raise ZmtpError("properties that are cut short")
+            raise ZmtpError("it sends truncated properties in the handshake")
         found[metadata[at + 1 : name_end].lower()] = metadata[value_begin:end]
         at = end
     return found

@@ -9,12 +9,12 @@ from ..worker.events import Probed
 from . import endpoints
 from .zmtp import GREETING
 
-PROBE_SECONDS = 1.0  # seconds to connect, and to get the first byte
-SIGNATURE = GREETING[:10]  # what a peer waits for before it sends the rest of its own greeting
+PROBE_SECONDS = 1.0  # seconds to connect and to receive the first byte
+SIGNATURE = GREETING[:10]  # a peer sends the rest of its greeting only once it has received this
 
 
 def probe(endpoint: str, then: Callable[[Probed], None]) -> None:
-    """Call `then`, in another thread, with whether ZMTP answers at an endpoint.
+    """Test in another thread whether ZMTP answers at an endpoint, and call `then` with the result.
 
     Raises:
         RuntimeError: The process cannot start another thread now.
@@ -27,7 +27,7 @@ def probe(endpoint: str, then: Callable[[Probed], None]) -> None:
 
 
 def answers(endpoint: str, seconds: float) -> bool:
-    """Return whether the peer at an endpoint begins a greeting within `seconds`."""
+    """Return whether the peer at an endpoint sends the start of a greeting within `seconds`."""
     until = time.monotonic() + seconds
     with contextlib.suppress(OSError, UnicodeError), endpoints.dial(endpoint, seconds) as peer:
         peer.sendall(SIGNATURE)

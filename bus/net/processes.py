@@ -1,10 +1,10 @@
-"""Finds the process of this host that has a connection or an endpoint (on Linux).
+"""Finds the process on this host that has a connection or an endpoint (on Linux).
 
-A live worker may replace a closed connection; a worker whose process has ended cannot. So the
-publisher looks for the worker's process, where Linux shows it. Over ipc, Linux names the process
-that has connected. Over TCP, a worker reports its pid. In a container the worker's process has
-another pid than here, so a pid is accepted only if its process here has the socket at the other
-end.
+When a connection closes, the worker may open another, unless its process has ended. So the
+publisher finds out the worker's process, where Linux shows it. Over ipc, Linux names the process
+that has connected. Over TCP, a worker reports its pid. But the process of a worker in a container
+has another pid on the host, so a pid is accepted only if the process with that pid on this host has
+the socket at the other end.
 
 If an endpoint cannot be bound, the error names its holder. The holder of a port may be a listener,
 which lasts, or an outgoing connection, to which the kernel gave that port of its ephemeral range
@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from . import endpoints
 
-FILES_MAX = 4096  # files of a process that are examined: some 10 ms
+FILES_MAX = 4096  # the most files of a process that are examined, which takes some 10 ms
 _CREDENTIALS = struct.Struct("=iII")  # Linux's `struct ucred`: process, user, group
 _ENDED = "ZXx"  # states of a dead process, whether or not its parent has reaped it
-_STATE, _STARTED = 0, 19  # fields of /proc/PID/stat behind the name
-# Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, `struct nlmsghdr`; and the position
-# of the inode in `struct inet_diag_msg`, which follows that.
+_STATE, _STARTED = 0, 19  # indexes of fields of /proc/PID/stat, counted behind the name
+# Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST and `struct nlmsghdr`; then the
+# offset of the inode in a reply, which is that header and a `struct inet_diag_msg`.
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _HEADER = 4, 20, 1, struct.Struct("=IHHII")
 _INODE_AT, _REPLY_BYTES = _HEADER.size + 68, 4096
 _LISTEN, _TIME_WAIT = 0x0A, 0x06  # states of Linux's TCP
@@ -39,7 +39,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Process(NamedTuple):
-    """A process of this host. If its pid is reused, the start time differs."""
+    """A process on this host. The start time tells it from a later process with the same pid."""
 
     pid: int
     started: str  # start time, as in /proc/PID/stat
@@ -57,38 +57,38 @@ def process_of(pid: int) -> Process | None:
     return None if found is None else Process(pid, found[_STARTED])
 
 
-def connected_by(connection: socket.socket) -> Process | None:
+def peer_process(connection: socket.socket) -> Process | None:
     """Return the process that made a connection over ipc; None if Linux does not show it."""
     with contextlib.suppress(OSError, AttributeError):
         credentials = connection.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
         )
         pid = _CREDENTIALS.unpack(credentials)[0]
-        return process_of(pid) if pid else None  # 0: it is in a namespace invisible from here
+        return process_of(pid) if pid else None  # 0: the process is in an invisible namespace
     return None
 
 
-def inode_of(connection: socket.socket) -> int | None:
+def peer_inode(connection: socket.socket) -> int | None:
     """Return the inode of the other end's socket, for a TCP connection within this host.
 
-    Return None if that end is on another host or closed, or if the kernel cannot be queried (`man 7
-    sock_diag`).
+    Return None if the other end is on another host or closed, or if the kernel cannot be queried
+    (`man 7 sock_diag`).
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the last: not Linux
         own, other = connection.getsockname(), connection.getpeername()
-        if own[0] != other[0]:  # both ends have the same address within a host
+        if own[0] != other[0]:  # within a host, both ends have the same address
             return None
         address = ipaddress.ip_address(own[0])
         plain = getattr(address, "ipv4_mapped", None) or address
         family = socket.AF_INET if plain.version == 4 else socket.AF_INET6
         both = plain.packed.ljust(16, b"\0") * 2
-        # The address of the other end comes first. Any state, interface and cookie.
-        asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 2**32 - 1)
-        asked += struct.pack("!HH", other[1], own[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
-        header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0)
+        # The address of the other end comes first. Any state, interface and cookie matches.
+        request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 2**32 - 1)
+        request += struct.pack("!HH", other[1], own[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
+        header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST, 0, 0)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.setblocking(False)  # the answer is here once `send` returns
-            kernel.send(header + asked)
+            kernel.setblocking(False)  # the reply has arrived once `send` returns
+            kernel.send(header + request)
             reply = kernel.recv(_REPLY_BYTES)
         if _HEADER.unpack_from(reply)[1] == _BY_FAMILY:
             return struct.unpack_from("=I", reply, _INODE_AT)[0] or None
@@ -96,15 +96,15 @@ def inode_of(connection: socket.socket) -> int | None:
 
 
 class SocketSearch:
-    """An incremental search for a socket among the first `FILES_MAX` files of a process.
+    """Searches for a socket among the first `FILES_MAX` files of a process, step by step.
 
     Args:
-        pid: The process.
+        pid: The process's pid.
         inode: The socket's inode.
 
     Attributes:
         pid: The argument `pid`.
-        found: The process, once the search has found that it has the socket; None before.
+        found: The process, once the socket was found among its files; None before.
     """
 
     def __init__(self, pid: int, inode: int) -> None:
@@ -113,12 +113,12 @@ class SocketSearch:
         self._files = islice(_files_of(pid), FILES_MAX)
         self._wanted = f"socket:[{inode}]"
 
-    def look(self, most: int) -> bool:
-        """Examine at most `most` more files; return whether the search is over."""
-        files = list(islice(self._files, most))
+    def step(self, count: int) -> bool:
+        """Examine at most `count` more files; return whether the search has ended."""
+        files = list(islice(self._files, count))
         if self._wanted in files:
             self.found = process_of(self.pid)
-        return self.found is not None or len(files) < most
+        return self.found is not None or len(files) < count
 
 
 def _files_of(pid: int) -> Generator[str]:
@@ -142,7 +142,7 @@ class SocketHolder(NamedTuple):
 
     Attributes:
         listens: True for a listener, False for one end of a connection.
-        ended: Whether that connection is closed, and kept by the kernel for a minute.
+        ended: For a connection: whether it is closed, and only kept by the kernel for a minute.
         pid: The process; 0: unknown, as for other users' processes.
         name: The process's name; empty if unknown.
     """
@@ -162,7 +162,7 @@ class SocketHolder(NamedTuple):
 def holder_of(endpoint: str) -> SocketHolder | None:
     """Return the most permanent holder of an endpoint; None if no holder is visible."""
     path = endpoints.ipc_path(endpoint)
-    found = list(_at_port(endpoint) if path is None else _at_path(path))
+    found = list(_sockets_at_port(endpoint) if path is None else _sockets_at_path(path))
     if not found:
         return None
     listens, ended, inode = min(found, key=lambda one: (not one[0], one[1]))
@@ -170,7 +170,7 @@ def holder_of(endpoint: str) -> SocketHolder | None:
     return SocketHolder(listens, ended, pid, _name_of(pid) if pid else "")
 
 
-def given_out(endpoint: str) -> str:
+def ephemeral_range(endpoint: str) -> str:
     """Return the kernel's range of ephemeral ports, if an endpoint's port is in it; else ""."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
@@ -179,18 +179,18 @@ def given_out(endpoint: str) -> str:
     return ""
 
 
-def _at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
-    """Yield (listens, is closed, inode) for each socket at a port."""
+def _sockets_at_port(endpoint: str) -> Generator[tuple[bool, bool, int]]:
+    """Yield (listens, is closed, inode) for each socket at the port of an endpoint."""
     host, port = endpoints.host_and_port(endpoint)
     for table in ("tcp", "tcp6"):
         for line in _lines(table):
-            address, _, at = line[1].partition(":")
-            if int(at, 16) == port and _overlap(host, _address_of(address)):
+            address, _, written_port = line[1].partition(":")
+            if int(written_port, 16) == port and _overlap(host, _address_of(address)):
                 state = int(line[3], 16)
                 yield state == _LISTEN, state == _TIME_WAIT, int(line[9])
 
 
-def _at_path(path: str) -> Generator[tuple[bool, bool, int]]:
+def _sockets_at_path(path: str) -> Generator[tuple[bool, bool, int]]:
     for line in _lines("unix"):
         if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS:
             yield True, False, int(line[6])

@@ -1,14 +1,14 @@
-"""The publisher's data socket: our own PUB, which sends directly from a version's memory.
+"""The publisher's data socket: our own PUB socket, which sends directly from a version's memory.
 
 libzmq makes an object of each message and passes it to a thread of its own. Here the calling thread
 sends. A small message is in the kernel when `send` returns; the parts of a large message follow
-whenever the kernel has room. Each subscriber has a queue. A message that does not fit is dropped
-for that subscriber alone, as with ZeroMQ's PUB.
+whenever the kernel has room. Each subscriber has a queue. A message that does not fit into the
+queue of a subscriber is dropped for that subscriber alone, as with ZeroMQ's PUB.
 
-A subscriber that does not read (a stopped process, for instance) does not keep the memory that the
-next version needs (`outgoing.py`).
+If a subscriber does not read (a stopped process, for instance), the memory that the next version
+needs is still available (`outgoing.py`).
 
-Everything here belongs to one thread, and never blocks.
+One thread owns all of these objects; no method blocks.
 """
 
 import contextlib
@@ -41,22 +41,23 @@ from .zmtp import (
     FRAME_HEAD_MAX,
     OFF,
     ON,
+    REPORT,
     SCRATCH_BYTES,
     TICKET,
-    WORD,
     Stream,
     ZmtpError,
 )
 
 log = logging.getLogger("weightbus.publisher")
 
-PING_SECONDS = 5.0  # between two pings: they detect dead subscribers, whose queues are freed
-SILENCE_SECONDS = 30.0  # without an answer, and without reading what is queued
-# Within a host, more than this leaves the cache before the receiver reads it, and pacing (by some
-# congestion controls) is useless. Between hosts the kernel's defaults are best.
-NEAR_SEND_BUFFER = 2**20
-NEAR_CONGESTION = b"reno"
-READ_BYTES = 1024  # read from one subscriber before the next is served: some 100 frames
+PING_SECONDS = 5.0  # seconds between two pings, which detect dead subscribers
+# Seconds until a connection is closed whose subscriber neither sends bytes nor reads queued ones.
+SILENCE_SECONDS = 30.0
+# Within a host, bytes beyond this size leave the cache before the receiver reads them, and pacing
+# (by some congestion controls) is useless. Between hosts the kernel's defaults are best.
+LOCAL_SEND_BUFFER = 2**20
+LOCAL_CONGESTION = b"reno"
+READ_BYTES = 1024  # bytes read from one subscriber before the next is served: some 100 frames
 
 
 class SubscriberConnection:
@@ -64,9 +65,10 @@ class SubscriberConnection:
 
     Args:
         connection: The connection's socket.
-        queue: The number of messages that may wait; further messages are dropped.
+        queue: The number of messages that may be queued; further messages are dropped.
         copies: See `Outgoing`.
         hang_up: Closes the connection, since the subscriber does not read.
+        now: The time, on the monotonic clock.
         ticketed: Whether the subscriber must send a ticket before it gets messages.
 
     Attributes:
@@ -84,15 +86,15 @@ class SubscriberConnection:
         ticketed: bool = False,
     ) -> None:
         self._socket = connection
-        # What a subscriber sends fits the scratch, so no memory is allocated for it.
-        self._stream = Stream(_no_place, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
+        # A subscriber's frames fit into the scratch memory, so no memory is allocated for them.
+        self._stream = Stream(_no_lease, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
         self._bucket = TokenBucket(SUBSCRIPTIONS, now)
         self.outgoing = Outgoing(
             connection, queue, self._stream.outgoing, copies, lambda: hang_up(self), now
         )
         self.topics: set[bytes] = set()
         self.changed = False  # whether `topics` changed since the last check
-        self.asked: dict[bytes, None] = {}  # new topics that `receive_input` has not returned yet
+        self.new_topics: dict[bytes, None] = {}  # those that `receive_input` has not returned yet
         self.owner: tuple[str, str] | None = None  # (name, key) of the worker that owns the ticket
         self.admitted, self.since = not ticketed, now
         self.ticket = ""  # the ticket that the subscriber sent, until `admit`
@@ -125,7 +127,7 @@ class SubscriberConnection:
         before = self._stream.frames
         for message in self._stream.received(count):
             if not isinstance(message, Lease):  # always true: subscribers send no payloads
-                self._take(bytes(message[0]))
+                self._process_frame(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it has too many subscriptions, or reads no answers")
         others, self.invalid_frames = (
@@ -134,28 +136,28 @@ class SubscriberConnection:
         )
         if others and not self._bucket.take(others, now):
             raise ZmtpError("it sends more frames than the rate limit allows")
-        return bool(self.asked or self.reports or self.ticket)
+        return bool(self.new_topics or self.reports or self.ticket)
 
-    def _take(self, body: bytes) -> None:
-        # Handle a frame: a subscription, a report, or a ticket.
-        on, topic = body[:1], body[1:]
+    def _process_frame(self, frame: bytes) -> None:
+        # Process a frame: a subscription, a report, or a ticket.
+        kind, body = frame[:1], frame[1:]
         if not (self.admitted or self.ticket):  # K6
-            if on != TICKET or len(topic) != TOKEN_BYTES:
+            if kind != TICKET or len(body) != TOKEN_BYTES:
                 raise ZmtpError("it has shown no ticket; only workers with a key get one")
-            self.ticket = topic.decode("latin1")
+            self.ticket = body.decode("latin1")
             return
-        if on == WORD:
-            self.reports.append(topic)
+        if kind == REPORT:
+            self.reports.append(body)
             return
-        if on not in (OFF, ON) or len(topic) > TOPIC_BYTES_MAX:
+        if kind not in (OFF, ON) or len(body) > TOPIC_BYTES_MAX:
             raise ZmtpError("it sent something else than subscriptions to topics of ours")
         self.changed = True
-        if on == ON:
-            self.topics.add(topic)
-            self.asked[topic] = None
+        if kind == ON:
+            self.topics.add(body)
+            self.new_topics[body] = None
         else:
-            self.topics.discard(topic)
-            self.asked.pop(topic, None)
+            self.topics.discard(body)
+            self.new_topics.pop(body, None)
 
     def close(self) -> None:
         """Close the connection."""
@@ -163,31 +165,31 @@ class SubscriberConnection:
         self._socket.close()
 
 
-def _no_place(_frames: Iterable[Buffer], _size: int) -> None:
-    """Return None, as the place for a payload: subscribers send no payloads."""
+def _no_lease(_frames: Iterable[Buffer], _size: int) -> None:
+    """Return no memory for a payload, since subscribers send no payloads."""
 
 
 class SubscriberInput(NamedTuple):
-    """What one subscriber has sent since the last `receive_input`."""
+    """The input of one subscriber since the last `receive_input`."""
 
     subscriber: SubscriberConnection
-    topics: Collection[bytes]  # topics that it has subscribed to
-    words: Sequence[bytes]  # its reports
-    ticket: str = ""  # its ticket, which it sent before these topics and reports
+    topics: Collection[bytes]  # the topics that it has subscribed to
+    reports: Sequence[bytes]
+    ticket: str = ""  # the ticket, which was sent before these topics and reports
 
 
 class PubSocket:
     """A bound PUB socket, and the connections of its subscribers.
 
     Args:
-        queue: The number of messages that may wait for one subscriber; further ones are dropped.
-        selector: Where the sockets are registered; pass what it finds to `process_events`.
+        queue: The number of messages that may be queued per subscriber; further ones are dropped.
+        selector: Where the sockets are registered; pass the events it finds to `process_events`.
         grants: The keys that may connect; None: no key is needed.
         rejected: Counts connections that are rejected for lack of descriptors.
         copies: Counts the bytes that are copied for all connections of the publisher.
 
     Attributes:
-        asking: The subscribers with input that `receive_input` has not returned yet.
+        with_input: The subscribers with input that `receive_input` has not returned yet.
         due: The time at which `tick` must be called.
     """
 
@@ -203,13 +205,13 @@ class PubSocket:
         self._copies = copies or UnreadCopies(COPIES_BYTES_MAX)
         self._queue = queue
         self._selector = selector
-        self._turned_away = RateLimitedWarning(log, "a subscriber is turned away: %s")
+        self._closed_warning = RateLimitedWarning(log, "a subscriber is turned away: %s")
         self._listener: WatchedListener | None = None
         self._connections: dict[int, SubscriberConnection] = {}
         self._subscribers: dict[
             bytes, list[SubscriberConnection]
         ] = {}  # by topic, until a subscription changes
-        self.asking: dict[SubscriberConnection, None] = {}
+        self.with_input: dict[SubscriberConnection, None] = {}
         self._accepts = TokenBucket(ACCEPTS, 0.0)
         self._ping_at = self._hold_at = self.due = 0.0
 
@@ -238,20 +240,21 @@ class PubSocket:
                     self.due = min(self.due, self._listener.resume_at)
                 continue
             try:
-                # Read only after earlier reports are taken: this limits the memory for input.
+                # Read only after `receive_input` has returned earlier reports: this limits the
+                # memory for input.
                 if (
                     events & selectors.EVENT_READ
                     and not subscriber.reports
                     and subscriber.read(now)
                 ):
-                    self.asking[subscriber] = None
+                    self.with_input[subscriber] = None
                 if subscriber.changed:
                     subscriber.changed = False
                     self._subscribers.clear()
                 if subscriber.outgoing.unsent or events & selectors.EVENT_WRITE:
                     self._write(subscriber, now)
             except ZmtpError as error:
-                self._turned_away.warn(error, now)
+                self._closed_warning.warn(error, now)
                 self._hang_up(subscriber)
             except OSError:
                 self._hang_up(subscriber)
@@ -270,27 +273,30 @@ class PubSocket:
                     self._hang_up(subscriber)
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
-            self._look_after(now)
+            self._ping_all(now)
         self.due = min(self._hold_at, self._ping_at)
         if listener is not None:
             self.due = min(self.due, listener.resume_at)
 
     def receive_input(self) -> SubscriberInput | None:
         """Return the new input of one subscriber, each topic once; None if there is no input."""
-        if not self.asking:
+        if not self.with_input:
             return None
-        subscriber = next(iter(self.asking))
-        del self.asking[subscriber]
-        heard = SubscriberInput(subscriber, subscriber.asked, subscriber.reports, subscriber.ticket)
-        subscriber.asked, subscriber.reports = {}, []
-        return heard
+        subscriber = next(iter(self.with_input))
+        del self.with_input[subscriber]
+        topics, reports = subscriber.new_topics, subscriber.reports
+        subscriber.new_topics, subscriber.reports = {}, []
+        return SubscriberInput(subscriber, topics, reports, subscriber.ticket)
 
     def admit(self, subscriber: SubscriberConnection, owner: tuple[str, str] | None) -> bool:
-        """Admit a subscriber, and close other connections of its worker; return if it is admitted.
+        """Admit a subscriber, and close other connections of its worker.
+
+        Return False if the subscriber is not connected any more, or is not admitted.
 
         Args:
             subscriber: A connection that has sent a ticket.
-            owner: Name and key of the ticket's owner; None if the ticket is unknown: hang up.
+            owner: Name and key of the ticket's owner. None: the ticket is unknown, so the
+                connection is closed.
         """
         if self._connections.get(subscriber.fileno()) is not subscriber:
             return False
@@ -304,14 +310,14 @@ class PubSocket:
         return True
 
     def close_revoked(self) -> None:
-        """Close the connections whose keys are not allowed any more."""  # K8
+        """Close the connections of workers whose keys are no longer allowed."""  # K8
         for subscriber in list(self._connections.values()):
             owner, grants = subscriber.owner, self._grants
             if owner is not None and grants is not None and not grants.may_read(*owner):
                 self._hang_up(subscriber)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
-        """Send a message to the subscribers of its topic, the first frame.
+        """Send a message to the subscribers of its topic, which is the first frame.
 
         A subscriber whose queue is full loses the message. If the last frame is a view, the caller
         keeps the view for as long as the message should be sent.
@@ -342,7 +348,7 @@ class PubSocket:
                 self._hang_up(subscriber)
 
     def has_room(self, topic: bytes) -> bool:
-        """True if some subscriber of a topic has an empty queue, or if it has no subscribers."""
+        """True if a subscriber of a topic has an empty queue, or if the topic has no subscriber."""
         subscribers = self.subscribers(topic)
         for subscriber in subscribers:
             if not subscriber.outgoing.queue:
@@ -353,11 +359,11 @@ class PubSocket:
         """Return the subscribers of a topic or of any prefix of the topic."""
         found = self._subscribers.get(topic)
         if found is None:
-            beginnings = {topic[:size] for size in range(len(topic) + 1)}
+            prefixes = {topic[:size] for size in range(len(topic) + 1)}
             found = self._subscribers[topic] = [
                 subscriber
                 for subscriber in self._connections.values()
-                if subscriber.admitted and not beginnings.isdisjoint(subscriber.topics)
+                if subscriber.admitted and not prefixes.isdisjoint(subscriber.topics)
             ]
         return found
 
@@ -429,7 +435,7 @@ class PubSocket:
             subscriber.watched = events
             self._selector.modify(subscriber, events, subscriber)
 
-    def _look_after(self, now: float) -> None:
+    def _ping_all(self, now: float) -> None:
         """Ping all subscribers; close the connections that are silent for too long."""
         for subscriber in list(self._connections.values()):
             if now - subscriber.outgoing.alive_at >= SILENCE_SECONDS:
@@ -445,11 +451,11 @@ class PubSocket:
 
     def _drop(self, subscriber: SubscriberConnection) -> None:
         """Close a connection that does not read: too many bytes are copied for such connections."""
-        self._turned_away.warn(NOT_READ, time.monotonic())
+        self._closed_warning.warn(NOT_READ, time.monotonic())
         self._hang_up(subscriber)
 
     def _hang_up(self, subscriber: SubscriberConnection) -> None:
-        self.asking.pop(subscriber, None)
+        self.with_input.pop(subscriber, None)
         self._subscribers.clear()
         del self._connections[subscriber.fileno()]
         self._selector.unregister(subscriber)
@@ -467,10 +473,10 @@ def _host_of(connection: socket.socket) -> str:
 
 def _tune(connection: socket.socket) -> None:
     if connection.family == socket.AF_UNIX:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if connection.getsockname()[0] == connection.getpeername()[0]:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
         if hasattr(socket, "TCP_CONGESTION"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, NEAR_CONGESTION)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, LOCAL_CONGESTION)

@@ -1,12 +1,14 @@
-"""The publisher's thread: it owns the sockets, passes messages, and lets the machine decide.
+"""Runs the publisher's thread, which connects the sockets with the state machine.
 
-Other threads pass work to this thread through `submit` and the other methods below, and wait for a
-future or a reply. If the thread ends, for any reason, every open future fails with that reason.
+The thread owns the sockets. It passes messages and the time to the machine (`PublisherMachine`),
+and performs the effects that the machine returns. Other threads pass work to this thread through
+`submit` and the other methods below, and wait for a future or a reply. If the thread ends, for any
+reason, every open future fails with that reason.
 
 An exception from one message, effect or call does not end the thread: it is logged as a warning
 with its cause, and only the affected item fails (`publisher/faults.py`). An exception from a
 caller's function is raised to that caller. The thread ends only if many turns fail in a row, since
-it makes no progress then.
+it then makes no progress.
 """
 
 import contextlib
@@ -68,18 +70,17 @@ TICK = 0.1  # seconds between two ticks, while idle
 # A tick that is this late (or a ping interval, if that is less) lets messages go first.
 LATE_TICK_SECONDS = 1.0
 BATCH = 64  # messages taken from one socket before the other is served
-# failed turns in a row until the thread ends: a temporary failure is over by then
-FAILED_TURNS_MAX = 16
+FAILED_TURNS_MAX = 16  # turns that fail in a row until the thread ends, as the failure is permanent
 PUSHING = "pushing a version, which workers fetch instead,"
-UNREADABLE = "the publisher cannot read its bytes, as its log says"
+UNREADABLE = "the publisher cannot read the version's bytes: see its log"
 DEFECT = "this is a defect of weightbus, please report it"
 
 T = TypeVar("T")
-Condition = Callable[[PublisherMachine, float], bool]  # takes the machine and the time
+Condition = Callable[[PublisherMachine, float], bool]  # its arguments: the machine and the time
 
 
 class PublisherLoop:
-    """A publisher, which runs once it is started.
+    """A publisher's thread, sockets and state machine.
 
     Args:
         machine: Makes the decisions.
@@ -91,8 +92,8 @@ class PublisherLoop:
     Attributes:
         over: An event, set once the thread has ended.
         leaving: Whether the thread has ended, or will end soon.
-        known: A view of the machine for any thread; only the loop's thread reads the machine
-            itself.
+        known: A view of the machine's state that any thread may read. Only the loop's thread reads
+            the machine itself.
     """
 
     def __init__(
@@ -106,22 +107,22 @@ class PublisherLoop:
         self._machine, self._sockets, self.known = machine, sockets, machine.view()
         self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any] | Reply]] = deque()
-        self._open: dict[int, Promise | Reply] = {}
+        self._open: dict[int, Promise | Reply] = {}  # results of open publishes, by their number
         self._count = 0  # number of publishes so far
         self._hash_queue = BackgroundHasher()
         self._full, self._events = RateLimitedWarning(log, "%s"), EventLog(log)
         self._unclaimed_failures = RateLimitedWarning(
             log, "a publish failed, and its result was not requested: %s"
         )
-        self._faults: dict[str, RateLimitedWarning] = {}  # warnings, by the place of the failure
-        self._failure_actions: deque[Continuation] = (
-            deque()
-        )  # consequences of failures, applied after the turn
+        self._faults: dict[str, RateLimitedWarning] = {}  # warnings, by the step that failed
+        # What follows from failed steps, to be done after the turn.
+        self._failure_actions: deque[Continuation] = deque()
         self._faulty = False  # whether a step failed in this turn
         self._after_turn: Callable[[PublisherMachine, float], None] | None = None
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[EventCallback] = []
-        self.leaving = self._delayed = False
+        self.leaving = False
+        self._delayed = False  # whether the last tick was put off, since it was late
         self._ended: BaseException | None = None
         self.over = threading.Event()
         # Held to enqueue work and to end; reentrant, since a signal handler may enqueue work.
@@ -189,7 +190,8 @@ class PublisherLoop:
     ) -> Future[None]:
         """Publish versions of several models as one; `answers` get their receipts, or errors.
 
-        Return a future that is done once they are published. It has the error if none is.
+        Return a future that is done once all versions are published. If publishing fails, none is
+        published, and the future has the error.
         """
         published: Future[None] = Future()
 
@@ -242,15 +244,17 @@ class PublisherLoop:
         if self.leaving:
             raise self._closed()
 
-    def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
-        """Make the thread call `how(machine, time)` soon, and perform the returned effects."""
+    def decide(self, call: Callable[[PublisherMachine, float], list[Effect]]) -> None:
+        """Make the thread call `call(machine, time)` soon, and perform the returned effects."""
 
-        self._call_soon(lambda now: self._perform(how(self._machine, now), now))
+        self._call_soon(lambda now: self._perform(call(self._machine, now), now))
 
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
     ) -> bool:
-        """Make the machine give up one of these snapshots; return whether it has done so.
+        """Make the machine release one of the snapshots `among`.
+
+        Return False if it has released none within `timeout` seconds.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -271,7 +275,7 @@ class PublisherLoop:
         return self._call_soon(lambda now: self._perform(self._machine.keep_part(offer), now))
 
     def next_key(self, model: str) -> "Future[tuple[int, int]]":
-        """Request the epoch and the number that the next version of a model will have."""
+        """Request the epoch and number that the next version of a model will have."""
 
         def answer(_now: float) -> tuple[int, int]:
             state = self._machine.state
@@ -281,7 +285,7 @@ class PublisherLoop:
         return self._call_soon(answer)
 
     def rekey(self) -> None:
-        """Rotate the group key; workers with a session receive the new one."""
+        """Rotate the group key; workers with a session receive the new key."""
         self._call_soon(self._rekey)
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
@@ -289,7 +293,7 @@ class PublisherLoop:
         return self._call_soon(lambda now: self._machine.status(now))
 
     def held(self) -> "Future[dict[str, tuple[HeldVersion, ...]]]":
-        """Request the versions that a relay has, by model."""
+        """Request the versions that this relay's publisher has, by model."""
         return self._call_soon(lambda _now: self._machine.held())
 
     def unknown(self, names: Collection[str]) -> "Future[str]":
@@ -309,23 +313,27 @@ class PublisherLoop:
         )
 
     def committed(self, promise: "Promise") -> "Future[tuple[int, int] | None]":
-        """Request (epoch, number) of a committed `together` publish; None if not committed."""
+        """Request (epoch, number) of a `together` publish; None if it is not committed."""
         return self._call_soon(lambda _now: promise.committed)
 
     def watch(self, condition: Condition) -> "Future[None]":
-        """Return a future that is done once a condition is true. Each turn checks the condition."""
+        """Return a future that is done once a condition is true.
+
+        The thread checks the condition at each tick, and when work or a worker's event was
+        processed.
+        """
         future: Future[None] = Future()
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
 
     def listen(self, listener: EventCallback) -> "Future[None]":
-        """Send events of workers to a listener, beginning with the state of each known worker."""
+        """Send events of workers to a listener, beginning with one for each known worker."""
 
         def work(now: float) -> None:
             for status in self._machine.status(now):
                 kind: EventKind = "joined" if status.state == "live" else status.state
                 is_ = "has joined" if kind == "joined" else f"is {status.state}"
-                text = f"worker {status.name} {is_}, before this was asked"
+                text = f"worker {status.name} {is_}, since before this callback was added"
                 listener.tell(WorkerEvent(kind, status.name, text, status))
             self._listeners.append(listener)
 
@@ -342,7 +350,7 @@ class PublisherLoop:
         self._call_soon(work)
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the thread; open publishes get receipts with their current state."""
+        """End the thread, and wait for its end; open publishes get receipts with their state."""
         self.stop()
         if self._thread.give_up(timeout):
             self._end(ClosedError("it was never started"))
@@ -356,12 +364,12 @@ class PublisherLoop:
         self._sockets.wake()
         return not before
 
-    def _call_soon(self, question: Callable[[float], T]) -> "Future[T]":
-        """Make the thread call a function soon; return the future of its result."""
+    def _call_soon(self, call: Callable[[float], T]) -> "Future[T]":
+        """Make the thread call a function soon, with the time; return the future of its result."""
         future: Future[T] = Future()
 
         def work(now: float) -> None:
-            result = question(now)
+            result = call(now)
             if future.set_running_or_notify_cancel():
                 future.set_result(result)
 
@@ -387,9 +395,9 @@ class PublisherLoop:
         try:
             next_tick = time.monotonic()
             for offer in self._restored:
-                again = partial(self._machine.offer, offer)
-                done = self._try("offering what a publisher before has left", again, next_tick)
-                self._perform(done[1] if done is not None else [], next_tick)
+                step = partial(self._machine.offer, offer)
+                offered = self._try("offering a version of an earlier publisher", step, next_tick)
+                self._perform(offered[1] if offered is not None else [], next_tick)
             self._restored = ()
             failed = 0
             while not self.leaving:
@@ -402,14 +410,14 @@ class PublisherLoop:
                         raise
                     self._warn("a turn of the publisher's thread", error, time.monotonic())
                 if self._after_turn is not None:
-                    turned = partial(self._after_turn, self._machine, time.monotonic())
-                    self._try("what follows a turn", turned, time.monotonic())
+                    call = partial(self._after_turn, self._machine, time.monotonic())
+                    self._try("the function called after a turn", call, time.monotonic())
                 if self._faulty:
                     self._run_failure_actions(time.monotonic())
             now = time.monotonic()
             self._do_work(now)
             close = partial(self._machine.close, now)
-            self._perform(self._try("resolving the calls that are open", close, now) or [], now)
+            self._perform(self._try("resolving the open publishes", close, now) or [], now)
         except BaseException as error:
             log.exception("the publisher's thread failed")
             ended = error
@@ -439,7 +447,7 @@ class PublisherLoop:
 
     def _run_once(self, next_tick: float) -> float:
         """Run one turn: process and push what is ready, tick if due; return when to tick next."""
-        if self._work:  # first, since a caller waits for it
+        if self._work:  # done first, since callers wait for it
             self._do_work(time.monotonic())
         pushes = self._machine.state.pushes
         busy = self._work or self._hash_queue.waiting or (pushes and self._topics_with_room())
@@ -466,24 +474,24 @@ class PublisherLoop:
         return next_tick
 
     def _tick(self, now: float) -> None:
-        # Do what is due at this time: pings, timeouts, repetitions.
+        # Do what is due at this time: pings, timeouts, repeated messages.
         if self._machine.state.malformed != self.known.malformed:
-            self._update_view(now)  # not for each message: there may be a flood
+            self._update_view(now)  # only here, as there may be a flood of malformed messages
         for number, step in self._steps(now):
             try:
                 self._perform(step(), now)
             except Exception as error:
-                self._warn("what is due from time to time", error, now)
+                self._warn("a periodic step", error, now)
                 if number is not None:
                     self._fail(number, error, now)
         if self._sealer is not None and self._sealer.due(now):
-            self._try("another group key", partial(self._rekey, now), now)
+            self._try("the rotation of the group key", partial(self._rekey, now), now)
         self._check_watchers(now)
 
     def _steps(self, now: float) -> Iterator[tuple[int | None, Callable[[], list[Effect]]]]:
-        """Yield (number of a publish or None, step) for each step that is due.
+        """Yield (number of its publish or None, step) for each step that is due.
 
-        If a step fails, its publish fails, and the other steps are still taken.
+        If a step fails, its publish fails, and the other steps are still performed.
         """
         yield None, lambda: self._machine.report_rejections(self._sockets.turned_away(now), now)
         yield from self._machine.steps(now)
@@ -524,12 +532,12 @@ class PublisherLoop:
     def _do_work(self, now: float) -> None:
         # Do the work that other threads have queued.
         while self._work:
-            # stays queued for now: if the thread ends here, the future fails
+            # It stays in the queue until it is done: if the thread ends here, its future fails.
             work, future = self._work[0]
             try:
                 work(now)
             except Exception as error:
-                self._warn("what a call handed in", error, now)
+                self._warn("the work of a call", error, now)
                 with contextlib.suppress(InvalidStateError):  # the future is cancelled, or done
                     future.set_exception(error)
             self._work.popleft()
@@ -537,7 +545,7 @@ class PublisherLoop:
                 self._check_watchers(now)
 
     def _process_messages(self, now: float) -> bool:
-        """Process up to `BATCH` control messages; return whether no more are waiting."""
+        """Process up to `BATCH` control messages; return True if no more are waiting."""
         for _ in range(BATCH):
             identity = b""
             try:
@@ -547,7 +555,7 @@ class PublisherLoop:
                 identity = message[0]
                 effects = self._machine.receive(*message, now, self._sockets.key)
             except Exception as error:
-                self._warn("taking a message of a worker, whose session ends,", error, now)
+                self._warn("processing a message of a worker, whose session ends,", error, now)
                 if not identity:
                     return False  # the sender is unknown; there may be more messages
                 self._failure_actions.append(partial(self._machine.drop, identity, _why(error)))
@@ -558,10 +566,10 @@ class PublisherLoop:
 
     def _take_closed(self, now: float) -> None:
         closed = partial(self._sockets.take_closed, now)
-        found = self._try("looking for connections that are closed", closed, now)
+        found = self._try("the search for closed connections", closed, now)
         for identity, ended in found or ():
-            gone = partial(self._machine.unreachable, identity, now, ended)
-            effects = self._try("taking note of a connection that is closed", gone, now)
+            step = partial(self._machine.unreachable, identity, now, ended)
+            effects = self._try("processing a closed connection", step, now)
             self._perform(effects or [], now)
 
     def _process_input(self, now: float) -> None:
@@ -570,7 +578,7 @@ class PublisherLoop:
         for _ in range(BATCH):
             found = None
             try:
-                found = data.receive_input() if data.asking else None
+                found = data.receive_input() if data.with_input else None
                 if found is None:
                     break
                 if found.ticket:  # K6
@@ -579,18 +587,18 @@ class PublisherLoop:
                         continue
                 for topic in found.topics:
                     self._send_beacon(found.subscriber, topic, now)
-                for word in found.words:
-                    effects = self._machine.receive_report(word, now)
+                for report in found.reports:
+                    effects = self._machine.receive_report(report, now)
                     found.subscriber.invalid_frames += effects is None
                     if effects:
                         self._perform(effects, now)
             except Exception as error:
-                self._warn("taking a word of a subscriber, which is left out,", error, now)
+                self._warn("processing a subscriber's input, which is dropped,", error, now)
                 if found is None:
                     break
 
     def _send_beacon(self, subscriber: SubscriberConnection, topic: bytes, now: float) -> None:
-        """Send the beacon of a topic, if it has one, to a new subscriber."""
+        """Send the beacon of a topic, if the topic has one, to a new subscriber."""
         beacon = self._machine.subscribed(topic)
         if beacon is not None:
             sealed = beacon if self._sealer is None else self._sealer.seal_for_all(beacon, None)[0]
@@ -603,8 +611,8 @@ class PublisherLoop:
         changed, sealer = False, self._sealer
         for each in effects:
             try:
-                asks = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
-                effect = encode_effect(each, sealer) if asks or sealer is not None else each
+                sends = isinstance(each, SendChunk | BroadcastChunk | BroadcastWhole)
+                effect = encode_effect(each, sealer) if sends or sealer is not None else each
                 match effect:
                     case Send():
                         self._send(effect, now)
@@ -661,48 +669,50 @@ class PublisherLoop:
 
     def _update_view(self, now: float) -> None:
         """Update the view that other threads read."""
-        known = self._try("saying who is there", self._machine.view, now)
+        known = self._try("updating the view of the workers", self._machine.view, now)
         self.known = known if known is not None else self.known
 
     # Failures.
 
-    def _warn(self, at: str, error: Exception, now: float) -> None:
-        """Log a failure as a warning; its consequences are applied after this turn."""
+    def _warn(self, what: str, error: Exception, now: float) -> None:
+        """Log as a warning that `what` has failed; `_run_failure_actions` runs after this turn."""
         self._faulty = True
-        warning = self._faults.get(at)
+        warning = self._faults.get(what)
         if warning is None:
-            text = f"the publisher goes on, but {at} has failed: %s; {DEFECT}"
-            warning = self._faults[at] = RateLimitedWarning(log, text)
+            text = f"the publisher goes on, but {what} has failed: %s; {DEFECT}"
+            warning = self._faults[what] = RateLimitedWarning(log, text)
         warning.warn(repr(error), now, error)
 
-    def _try(self, at: str, step: Callable[[], T], now: float) -> T | None:
-        """Return a step's result; if it raises, log a warning that names `at`, and return None."""
+    def _try(self, what: str, step: Callable[[], T], now: float) -> T | None:
+        """Return a step's result; if the step raises, log that `what` has failed; return None."""
         try:
             return step()
         except Exception as error:
-            self._warn(at, error, now)
+            self._warn(what, error, now)
             return None
 
     def _effect_failed(self, effect: Effect, error: Exception, now: float) -> None:
         """Handle a failed effect: the publish or session that needed it fails after this turn."""
         kind = type(effect).__name__
-        self._warn(f"what it does at {kind}", error, now)
+        self._warn(f"the effect {kind}", error, now)
         match effect:
             case SendChunk(version) | BroadcastChunk(version) | BroadcastWhole(version):
-                unsent = partial(self._machine.give_up, version.target, _why(error))
-                self._failure_actions.append(unsent)
+                give_up = partial(self._machine.give_up, version.target, _why(error))
+                self._failure_actions.append(give_up)
             case Send(to=identity):
                 self._failure_actions.append(partial(self._machine.drop, identity, _why(error)))
             case Stamp(version):
                 self._machine.unshared(version)
             case _:
-                pass  # `_run_failure_actions` detects a lost `Resolve`; others repeat, or are rare
+                # `_run_failure_actions` detects a lost `Resolve`. Other effects are repeated, or
+                # are rare.
+                pass
 
     def _run_failure_actions(self, now: float) -> None:
         """Run the actions queued by failed steps; fail each open publish that the machine lost."""
         while self._failure_actions:
             effects = self._try(
-                "giving that up", partial(self._failure_actions.popleft(), now), now
+                "ending a publish or session", partial(self._failure_actions.popleft(), now), now
             )
             self._perform(effects or [], now)
         for number in [n for n in self._open if not self._machine.awaits(n)]:
@@ -711,14 +721,14 @@ class PublisherLoop:
 
     def _fail(self, number: int, error: Exception, now: float) -> None:
         """Fail a publish whose result is unknown."""
-        self._try("forgetting a call", partial(self._machine.forget, number), now)
+        self._try("forgetting a publish", partial(self._machine.forget, number), now)
         answer = self._open.pop(number, None)
-        with contextlib.suppress(InvalidStateError):  # it is cancelled
+        with contextlib.suppress(InvalidStateError):  # the future is cancelled
             if answer is not None and answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
 
     def _rekey(self, now: float) -> None:
-        """Rotate the group key: only workers that receive it can read later messages."""
+        """Rotate the group key: only workers that receive the new key can read later messages."""
         if self._sealer is not None:
             self._sealer.rekey(now)
             self._perform(self._machine.rekeyed(), now)
@@ -742,7 +752,7 @@ class PublisherLoop:
         if future is None:
             return  # the publish has failed already
         if isinstance(future, Promise) and future.publication is not None:
-            future.over()
+            future.drop_publication()
         if not future.set_running_or_notify_cancel():
             return
         if effect.achieved:
@@ -756,7 +766,7 @@ class PublisherLoop:
             condition, future = watcher
             try:
                 met = future.done() or condition(self._machine, now)
-            except Exception as error:  # raised by the caller's code
+            except Exception as error:  # from the caller's function
                 self._watchers.remove(watcher)
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
@@ -769,11 +779,11 @@ class PublisherLoop:
 
 
 def _why(error: Exception) -> str:
-    return f"the publisher has failed at a step of this ({error!r}), as its log says"
+    return f"a step of this has failed in the publisher ({error!r}): see its log"
 
 
 class Reply:
-    """The receipt of one publish, for which one thread waits: a minimal future."""
+    """A minimal future for the receipt of one publish, for which one thread waits."""
 
     def __init__(self) -> None:
         self._open = threading.Lock()  # locked until the result is set
@@ -782,7 +792,7 @@ class Reply:
         self._error: BaseException | None = None
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Return True: the result is always wanted."""
+        """Return True, since this future cannot be cancelled."""
         return True
 
     def set_result(self, receipt: Receipt) -> None:
@@ -816,10 +826,10 @@ class Reply:
 
 
 class Promise(Future[Receipt]):
-    """The future of `publish_async`. It logs a failure that its caller never reads.
+    """The future of `publish_async`, which logs a failure that its caller never reads.
 
     A caller may publish and drop the future. A failed publish would then go unnoticed, so it is
-    logged, as a rate-limited warning.
+    logged as a rate-limited warning.
 
     Args:
         unclaimed: The warning for a failed publish whose result was never read.
@@ -831,13 +841,14 @@ class Promise(Future[Receipt]):
 
     def __init__(self, unclaimed: RateLimitedWarning) -> None:
         super().__init__()
-        self._unclaimed, self._asked, self._process = unclaimed, False, os.getpid()
+        self._unclaimed, self._process = unclaimed, os.getpid()
+        self._read = False  # whether the caller has read the result, or will get it
         self.publication: Publication | None = None
         self._committed: tuple[int, int] | None = None
 
     @property
     def committed(self) -> tuple[int, int] | None:
-        """(epoch, number) of a `together` publish that is committed; else None.
+        """The (epoch, number) of a `together` publish that is committed; else None.
 
         Only the publisher's thread may read this property.
         """
@@ -846,8 +857,8 @@ class Promise(Future[Receipt]):
             return self._committed
         return publication.version.key if publication.decision == "commit" else None
 
-    def over(self) -> None:
-        """Drop all references to the version, since the caller may keep this future for long."""
+    def drop_publication(self) -> None:
+        """Drop a decided publish and its version, since the caller may long keep this future."""
         if self.publication is not None and self.publication.decision != "open":
             self._committed, self.publication = self.committed, None
 
@@ -859,29 +870,29 @@ class Promise(Future[Receipt]):
                 none.
         """
         self._check_process()
-        self._asked = True
+        self._read = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the error of a failed publish; see `Future` and `result`."""
         self._check_process()
-        self._asked = True
+        self._read = True
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Receipt]], Any]) -> None:
         """Call a function once the result is set; see `Future`."""
-        self._asked = True
+        self._read = True
         super().add_done_callback(fn)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process and not self.done():
             raise ClosedError(
-                f"process {self._process} publishes this, and this is process {os.getpid()}, which "
-                "never hears of it: ask for the receipt there"
+                f"process {self._process} publishes this version, and this forked process "
+                f"{os.getpid()} gets no receipt: wait for the receipt there"
             )
 
     def __del__(self) -> None:
-        if self._asked or not self.done() or self.cancelled():
+        if self._read or not self.done() or self.cancelled():
             return
         error = super().exception()
         if isinstance(error, PublishError):

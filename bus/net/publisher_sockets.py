@@ -1,6 +1,7 @@
-"""The sockets of a publisher: a ROUTER (control) and a PUB (data), both our own.
+"""Binds and polls a publisher's sockets: a ROUTER for control and a PUB for data, both our own.
 
-The sockets belong to one thread, except `wake`. Only `poll` blocks, for the time given.
+One thread owns the sockets; other threads may only call `wake`. Only `poll` blocks, for the time
+given.
 """
 
 import contextlib
@@ -23,12 +24,18 @@ from .pub import PubSocket
 from .router import Router
 from .threads import Waker, new_selector
 
-LINGER_SECONDS = 0.2  # seconds for messages in transit when a publisher closes
+LINGER_SECONDS = 0.2  # seconds to send queued messages when a publisher closes
 PUB_QUEUE = 1_000  # messages queued per subscriber; their payloads are not copied
 
 
 class PollResult(NamedTuple):
-    """The result of `poll`: whether there are control messages, input or closed connections."""
+    """The result of `poll`.
+
+    Attributes:
+        control: Whether `receive` may return a message.
+        data: Whether subscribers have sent input.
+        closed: Whether to call `take_closed`.
+    """
 
     control: bool
     data: bool
@@ -41,7 +48,7 @@ class PublisherSockets:
     Args:
         address: Where to bind the control socket.
         data: Where to bind the data socket; None: derived from the address.
-        queue: The number of messages that may wait for one subscriber; further ones are dropped.
+        queue: The number of messages that may be queued per subscriber; further ones are dropped.
         secret: The publisher's secret key; empty: no keys are used.
         grants: The keys that may connect; None: no keys are used.
 
@@ -99,7 +106,7 @@ class PublisherSockets:
         try:
             return self.data.bind(beside, "data", patience=0.0)
         except AddressError:
-            # The next port is in use. The control port was chosen freely, so data may have any.
+            # The next port is in use. The kernel chose the control port, so any data port will do.
             return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     @property
@@ -111,24 +118,24 @@ class PublisherSockets:
         """Wait for a message or for `wake`, and process the sockets that are ready."""
         data, router = self.data, self._router
         due = min(router.due, router.ending_at)
-        at_once = data.asking or router.ready or router.gone
+        at_once = data.with_input or router.ready or router.closed
         wait = 0.0 if at_once else max(0.0, min(seconds, due - time.monotonic()))
         found = self._selector.select(wait)
         now = time.monotonic()
-        rung = False
+        woken = False
         for key, _ in found:
             if key.fileobj is self._waker:
-                rung = True
+                woken = True
                 self._waker.drain()
-        if len(found) > rung:
+        if len(found) > woken:  # other sockets are ready, too
             data.process_events(found, now)
             router.process_events(found, now)
         if now >= router.due:
             router.tick(now)
         if now >= data.due:
             data.tick(now)
-        closed = bool(router.gone) or now >= router.ending_at
-        return PollResult(control=bool(router.ready), data=bool(data.asking), closed=closed)
+        closed = bool(router.closed) or now >= router.ending_at
+        return PollResult(control=bool(router.ready), data=bool(data.with_input), closed=closed)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return (routing id, frames) of the next control message; None if there is none."""
@@ -146,7 +153,7 @@ class PublisherSockets:
         self._router.hang_up()
 
     def turned_away(self, now: float) -> str:
-        """Return a text on connections rejected lately for lack of descriptors; "" if none were."""
+        """Return a warning if connections were rejected lately for lack of descriptors; else ""."""
         return self._rejected.text(now)
 
     def follow(self, pid: int) -> None:
@@ -154,10 +161,7 @@ class PublisherSockets:
         self._router.follow(pid)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (routing id, how its process ended or "") for each closed connection.
-
-        Take all messages first: the last messages of a closed connection are among them.
-        """
+        """Return (routing id, text) for each closed connection; see `Router.take_closed`."""
         return self._router.take_closed(now)
 
     def close_in_child(self) -> None:
@@ -168,7 +172,7 @@ class PublisherSockets:
         self._waker.close()
 
     def close(self) -> None:
-        """Close all sockets. Messages in transit have `LINGER_SECONDS` to be sent."""
+        """Close all sockets. Queued messages have `LINGER_SECONDS` to be sent."""
         keep_in_children(self)
         self.data.close(LINGER_SECONDS)
         self._router.close(LINGER_SECONDS)

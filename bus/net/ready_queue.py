@@ -1,9 +1,9 @@
 """Passes ready versions from the worker's thread to the user's thread.
 
-At most one version of a model waits here: a newer version replaces it. A thread that waits for a
-version adds a `Waiter`. The worker's thread may claim the waiter, apply the version instead of the
-waiting thread, and then wake that thread with the result. Versions that are published as one are
-put and taken at once.
+The queue holds at most one version per model: a newer version replaces an older one. A thread that
+waits for a version adds a `Waiter`. The worker's thread may claim the waiter, apply the version
+instead of the waiting thread, and then wake that thread with the result. Versions that are
+published as one are added and taken together.
 """
 
 import math
@@ -25,8 +25,8 @@ from ..staged import StagedVersion
 class Waiter:
     """A thread that waits for a version, and the result if another thread applies the version.
 
-    Each waiter has a lock of its own for waking. A condition would wake the thread twice, since the
-    thread that notifies still holds the condition's lock.
+    Each waiter has its own lock, which wakes the thread. A condition variable would wake the thread
+    twice, since the notifying thread still holds the condition's lock.
 
     Attributes:
         models: The models that the thread waits for; None: any.
@@ -51,19 +51,19 @@ class Waiter:
         self.over = True
 
     def concerns(self, models: frozenset[str] | None) -> bool:
-        """True if the result is about one of these models (None: any), or about no model."""
+        """True if the result is about one of these models (None: any), or about no single model."""
         model = getattr(self.update or self.error, "model", None)
         return models is None or model is None or model in models
 
     def wake(self) -> None:
-        """Wake the waiting thread, which then checks again."""
+        """Wake the waiting thread, which then checks whether to wait again."""
         try:
             self._wake_lock.release()
         except RuntimeError:  # the thread is awake
             return
 
     def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait for `wake`, at most `seconds`; return whether `wake` was called."""
+        """Wait for `wake`, at most `seconds`; return False if `wake` was not called in time."""
         return self._wake_lock.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
@@ -71,11 +71,13 @@ class ReadyQueue:
     """A queue of ready versions between two threads.
 
     Args:
-        owner: What its user has, for the text of errors: a subscriber or a relay.
+        owner: The name of its owner in error texts: `subscriber` or `relay`.
 
     Attributes:
         lock: Protects all attributes.
         changed: A condition, notified of every change, and when the running version changes.
+        joined_epoch: The epoch of the last session that has begun; 0: none has begun.
+        asked: Whether any thread ever waited for a version.
     """
 
     def __init__(self, owner: str = "subscriber") -> None:
@@ -84,24 +86,23 @@ class ReadyQueue:
         self._ready: dict[str, StagedVersion] = {}
         self._waiters: list[Waiter] = []  # waiters that are not claimed
         self._claimed: list[Waiter] = []  # claimed waiters that must be woken
-        self._leftover: deque[Waiter] = deque(
-            maxlen=MODELS_MAX
-        )  # results that no thread waited for
+        # Results that the next `take` returns, since the thread that waited for them has stopped.
+        self._leftover: deque[Waiter] = deque(maxlen=MODELS_MAX)
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | AddressError | None = None
-        self._closed: BaseException | None = None
+        self._closed: BaseException | None = None  # why no version will come any more
         self.joined_epoch = 0
-        self.asked = False  # whether any thread ever waited for a version
-        # (model, epoch, number) of versions for which threads wait
+        self.asked = False
+        # (model, epoch, number) of the versions for which threads wait by `awaiting`.
         self._awaited: set[tuple[str, int, int]] = set()
-        # staged versions that wait for a commit
-        self._whole: dict[tuple[str, int, int], StagedVersion] = {}
-        self._flushed = 0
+        # Those of these versions that are staged and wait for a commit.
+        self._staged: dict[tuple[str, int, int], StagedVersion] = {}
+        self._flushed = 0  # the highest mark of `flush`
 
     # For the worker's thread.
 
     def put(self, *ready: StagedVersion) -> list[StagedVersion]:
-        """Add versions that are ready at once; return the older versions that they replace."""
+        """Add versions to be applied together; return the older versions that they replace."""
         with self.lock:
             replaced: list[StagedVersion] = []
             for staged in ready:
@@ -113,9 +114,9 @@ class ReadyQueue:
             return replaced
 
     def claim(self, model: str) -> Waiter | None:
-        """Claim and return a waiter for this model; None if there is none.
+        """Claim and return a waiter for this model; None if there is none or the queue is closed.
 
-        The caller must call the waiter's `end`, then its `wake`.
+        The caller must call the waiter's `end`, then `wake`.
         """
         with self.lock:
             for waiter in self._waiters if self._closed is None else ():
@@ -132,21 +133,21 @@ class ReadyQueue:
             self._claimed.pop().wake()
 
     def put_back(self, staged: StagedVersion) -> list[StagedVersion]:
-        """Put back versions that were taken at once; return those that a newer one replaces."""
+        """Put back a taken version and its `others`; return those that a newer version replaces."""
         with self.lock:
             alone = structs.replace(staged, others=()) if staged.others else staged
-            taken = alone, *staged.others
-            replaced = [each for each in taken if each.model in self._ready]
-            self._ready |= {each.model: each for each in taken if each.model not in self._ready}
+            versions = alone, *staged.others
+            replaced = [each for each in versions if each.model in self._ready]
+            self._ready |= {each.model: each for each in versions if each.model not in self._ready}
             self._notify_all()
             return replaced
 
-    def whole(self, staged: StagedVersion) -> None:
-        """Add a staged version that waits for its publisher's commit, if a thread waits for it."""
+    def add_staged(self, staged: StagedVersion) -> None:
+        """Add a staged version that its publisher has not committed, if a thread waits for it."""
         with self.lock:
             awaited = (staged.model, *staged.key)
             if awaited in self._awaited:
-                self._whole[awaited] = staged
+                self._staged[awaited] = staged
                 self._notify_all()
 
     def flush(self, mark: int) -> None:
@@ -160,13 +161,13 @@ class ReadyQueue:
         with self.lock:
             key = (error.model, error.epoch, error.version)
             if error.code == "gone" and key not in self._awaited:
-                return  # no thread awaits this version any more
+                return  # no thread waits for this version any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
                 self._notify_all()
 
     def refuse(self, error: RefusedError) -> None:
-        """Report that the publisher refuses this worker."""
+        """Set the error of a refusal by the publisher; waiting threads raise the error."""
         with self.lock:
             self._refusal = error
             self._notify_all()
@@ -178,7 +179,7 @@ class ReadyQueue:
 
     @property
     def filled(self) -> bool:
-        """Whether `take` returns a version, or raises, without waiting."""
+        """Whether `take` for any model returns a version, or raises, without waiting."""
         return bool(self._ready or self._errors or self._refusal or self._closed)
 
     @property
@@ -186,8 +187,8 @@ class ReadyQueue:
         """A version that is ready, if no thread ever waited for a version; else None."""
         return None if self.asked else next(iter(self._ready.values()), None)
 
-    def unknown(self, text: str) -> None:
-        """Set the error that the publisher's host has no address; "": clear this error."""
+    def set_lookup_error(self, text: str) -> None:
+        """Set the error that no address of the publisher is found; "": clear this error."""
         before = self._refusal if isinstance(self._refusal, AddressError) else None
         if text == (str(before) if before is not None else ""):
             return
@@ -205,20 +206,23 @@ class ReadyQueue:
             self._notify_all()
 
     def close(self, reason: BaseException) -> None:
-        """Record that no version will come any more. Only the first reason counts."""
+        """Record that no version will come any more. Later calls have no effect on the reason."""
         with self.lock:
             self._closed = self._closed or reason
             self._notify_all()
 
     def close_in_child(self, reason: ClosedError) -> None:
-        """Close the queue in a forked child. The thread that had the lock does not exist there."""
+        """Close the queue in a forked child.
+
+        The locks are replaced, since a thread that does not exist in the child may hold them.
+        """
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._closed = reason
 
     # For the user's thread.
 
-    def look(self) -> None:
+    def wake_all(self) -> None:
         """Wake the waiting threads, which then check whether to stop."""
         with self.lock:
             self._notify_all()
@@ -229,7 +233,7 @@ class ReadyQueue:
         models: frozenset[str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | Waiter | None:
-        """Wait for a version; return the one that has been ready for the longest time.
+        """Wait for a version; return the version that has been ready for the longest time.
 
         Returns None after the timeout. If another thread applied a version for this call, returns
         the waiter with the result; the result may be that of an earlier, interrupted call.
@@ -237,7 +241,7 @@ class ReadyQueue:
         Args:
             timeout: Seconds to wait; None: until there is a version.
             models: The models to wait for; None: any.
-            stop: Returns True to end the wait immediately, with the result None; see `look`.
+            stop: Returns True to end the wait, with the result None; see `wake_all`.
 
         Raises:
             ApplyError: A version could not be applied.
@@ -250,17 +254,17 @@ class ReadyQueue:
         try:
             with self.lock:
                 self.asked = True
-                for kept in self._leftover:
-                    if kept.concerns(models):
-                        self._leftover.remove(kept)
-                        return kept
+                for earlier in self._leftover:
+                    if earlier.concerns(models):
+                        self._leftover.remove(earlier)
+                        return earlier
                 self._waiters.append(waiter)
                 stopped = stop()
-                waits = not stopped and not self._news(models)
+                waits = not stopped and not self._has_news(models)
             while waits and waiter.wait(until - time.monotonic()) and not waiter.over:
                 with self.lock:
                     stopped = stop()
-                    waits = not (waiter.claimed or stopped or self._news(models))
+                    waits = not (waiter.claimed or stopped or self._has_news(models))
         except BaseException:  # Ctrl-C, for instance
             with self.lock:
                 if waiter in self._waiters:
@@ -272,11 +276,11 @@ class ReadyQueue:
         if not waiter.claimed:
             with self.lock:
                 if not waiter.claimed:
-                    return self._taken(waiter, stopped=stopped)
+                    return self._take_now(waiter, stopped=stopped)
         self._await_end(waiter)
         return waiter
 
-    def _taken(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
+    def _take_now(self, waiter: Waiter, *, stopped: bool) -> StagedVersion | None:
         """Remove an unclaimed waiter; return a ready version or None, or raise an error."""
         models = waiter.models
         self._waiters.remove(waiter)
@@ -298,23 +302,23 @@ class ReadyQueue:
         return None
 
     def _with_others(self, staged: StagedVersion) -> StagedVersion:
-        """Remove the versions to be applied at once with one; return that one with the others."""
-        found, others = [staged], list[StagedVersion]()
-        while found:  # companions, and their companions
-            one = found.pop()
+        """Take the companions of a version from the queue; return the version with them."""
+        pending, others = [staged], list[StagedVersion]()
+        while pending:  # companions, and their companions
+            one = pending.pop()
             for model, other in tuple(self._ready.items()):
                 if model in one.companions or one.model in other.companions:
-                    found.append(self._ready.pop(model))
+                    pending.append(self._ready.pop(model))
                     others.append(other)
         return structs.replace(staged, others=tuple(others)) if others else staged
 
     def _await_end(self, waiter: Waiter) -> None:
-        """Wait until the apply in another thread has ended: `take` must not return earlier."""
+        """Wait until the apply in another thread has ended; `take` must not return before."""
         while not waiter.over:
             waiter.wait()
 
     def keep_update(self, model: str, update: object) -> None:
-        """Store an update that was applied at once with another; the next `take` returns it."""
+        """Store the update of a companion, for a later `take`; drop an earlier one of its model."""
         waiter = Waiter(None)
         waiter.end(update)
         with self.lock:
@@ -324,7 +328,7 @@ class ReadyQueue:
             self._leftover.append(waiter)
 
     def keep(self, received: "Future[Any]") -> None:
-        """Store the result of a call whose caller stopped waiting; the next `take` returns it."""
+        """Store the result of a call whose caller has stopped waiting, for a later `take`."""
         error, waiter = received.exception(), Waiter(None)
         waiter.end(received.result() if error is None else None, error)
         with self.lock:
@@ -332,7 +336,7 @@ class ReadyQueue:
 
     @contextmanager
     def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
-        """Mark a version as awaited during the block, so that the queue keeps its errors for it."""
+        """Mark a version as awaited during the block: the queue then keeps its state and errors."""
         awaited = (model, *key)
         self._awaited.add(awaited)
         try:
@@ -340,16 +344,19 @@ class ReadyQueue:
         finally:
             with self.lock:
                 self._awaited.discard(awaited)
-                self._whole.pop(awaited, None)
+                self._staged.pop(awaited, None)
                 for error in tuple(self._errors):
-                    about = (error.model, error.epoch, error.version)
-                    if about == awaited and error.code == "gone":
+                    failed = (error.model, error.epoch, error.version)
+                    if failed == awaited and error.code == "gone":
                         self._errors.remove(error)
 
-    def wait_whole(
+    def wait_staged(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
     ) -> tuple[bool, StagedVersion | None]:
-        """Wait for an awaited version or `done()`; return (False: timeout, version or None).
+        """Wait until an awaited version is staged or ready, or until `done()`.
+
+        Return (in time, version): (False, None) after the timeout, and None for the version if
+        only `done()` is true.
 
         Raises:
             ApplyError: The version could not be applied.
@@ -358,26 +365,29 @@ class ReadyQueue:
             ClosedError: No version will come any more.
         """
 
-        def here() -> StagedVersion | None:
+        def found() -> StagedVersion | None:
             ready = self._ready.get(model)
-            return ready if ready and ready.key == key else self._whole.get((model, *key))
+            return ready if ready and ready.key == key else self._staged.get((model, *key))
 
         def failed() -> bool:
             return any((e.model, e.epoch, e.version) == (model, *key) for e in self._errors)
 
         def news() -> bool:
-            return bool(here() or done() or failed() or self._refusal or self._closed)
+            return bool(found() or done() or failed() or self._refusal or self._closed)
 
         with self.lock:
             self.asked = True
             self.changed.wait_for(news, timeout)
-            if (staged := here()) is not None or done():
+            if (staged := found()) is not None or done():
                 return True, staged
-            self._check(model, key)
+            self._raise_error(model, key)
             return False, None
 
     def wait_flushed(self, mark: int, timeout: float) -> bool:
-        """Wait until the publisher has received all messages before a mark; False: timeout."""
+        """Wait until the publisher has received all messages before a mark.
+
+        Return False after the timeout, or if the queue was closed before.
+        """
         with self.lock:
             self.changed.wait_for(lambda: self._flushed >= mark or self.closed, timeout)
             return self._flushed >= mark
@@ -390,7 +400,9 @@ class ReadyQueue:
         done: Callable[[], bool],
         stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Wait until this version is ready, and return it; None if `done()`, `stop()`, or timeout.
+        """Wait until this version is ready, and return it.
+
+        Return None after the timeout, and if `done()` or `stop()` is true before.
 
         Raises:
             ApplyError: The version could not be applied.
@@ -399,11 +411,11 @@ class ReadyQueue:
             ClosedError: No version will come any more.
         """
 
-        def mine(of: StagedVersion | ApplyError) -> bool:
-            return (of.model, of.epoch, of.version) == (model, *key)
+        def is_it(each: StagedVersion | ApplyError) -> bool:
+            return (each.model, each.epoch, each.version) == (model, *key)
 
         def news() -> bool:
-            ready, failed = map(mine, self._ready.values()), map(mine, self._errors)
+            ready, failed = map(is_it, self._ready.values()), map(is_it, self._errors)
             ended = self._refusal is not None or self._closed is not None
             return done() or ended or any(ready) or any(failed) or stop()
 
@@ -413,13 +425,13 @@ class ReadyQueue:
             if stop():
                 return None
             self.check_alive()
-            if any(map(mine, self._ready.values())):
+            if any(map(is_it, self._ready.values())):
                 return self._with_others(self._ready.pop(model))
-            self._check(model, key, done=done())
+            self._raise_error(model, key, done=done())
             return None
 
-    def _check(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
-        """Raise the version's error, if any; unless `done`, also a refusal's or a close's."""
+    def _raise_error(self, model: str, key: tuple[int, int], *, done: bool = False) -> None:
+        """Raise the error of this version, if any; unless `done`, also of a refusal or close."""
         for error in tuple(self._errors):
             if (error.model, error.epoch, error.version) == (model, *key):
                 self._errors.remove(error)
@@ -439,7 +451,7 @@ class ReadyQueue:
             raise ClosedError.of(self._owner, self._closed)
 
     def check_alive(self) -> None:
-        """Raise ClosedError if a thread has failed. After a normal close, do nothing.
+        """Raise ClosedError if a thread has failed. After a normal close, this has no effect.
 
         Raises:
             ClosedError: A thread has failed; its exception is the cause.
@@ -462,7 +474,8 @@ class ReadyQueue:
         for waiter in self._waiters + self._claimed:
             waiter.wake()
 
-    def _news(self, models: frozenset[str] | None) -> bool:
+    def _has_news(self, models: frozenset[str] | None) -> bool:
+        # True if a thread that waits for one of these models must wait no longer.
         if self._refusal is not None or self._closed is not None:
             return True
         if models is None:
@@ -472,7 +485,7 @@ class ReadyQueue:
         return bool(self._errors) and any(error.model in models for error in self._errors)
 
     def wait_joined(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until a session has begun; return False after `timeout`, or if `stop()`.
+        """Wait until a session has begun; return False after `timeout`, or once `stop()` is true.
 
         Raises:
             RefusedError: The publisher refuses this worker.

@@ -1,22 +1,22 @@
-"""The publisher's control socket: our own ROUTER, on TCP or a Unix socket.
+"""The publisher's control socket: our own ROUTER socket, on TCP or a Unix socket.
 
 libzmq processes bytes before a program sees messages: it serves peers of older protocols, answers
 pings by itself, collects the frames of a message without a limit, and aborts the process in some of
 these cases (4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on the data port: it
-sees each connection, counts its bytes, and can close it.
+sees each connection, counts the bytes of the connection, and can close the connection.
 
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)
 
 A connection is *unproven* until its first message is complete. The number of unproven connections
 is limited. Beyond the limit, a new connection replaces the oldest unproven connection of the host
-that has most of them. So unknown peers cannot keep workers out, whose handshake takes a moment.
+that has most of them. So unknown peers cannot crowd out workers, which prove themselves quickly.
 
 Bytes are parsed when `receive` takes messages, one message of one connection at a time. A
-connection is read again only after its messages are taken. The bytes that remain are part of one
-message, whose size is limited, per connection and in total.
+connection is read again only after its messages are taken. The bytes that remain then are part of
+one incomplete message. The size of incomplete messages is limited, per connection and in total.
 
-Everything here belongs to one thread, and never blocks.
+One thread owns all of these objects; no method blocks.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from .descriptors import RejectedConnections, limit_of, nearly_exhausted
 from .listening import WatchedListener, bound
 from .outgoing import NOT_READ, UnreadCopies
 from .peer import ControlConnection
-from .processes import SocketSearch, connected_by, inode_of
+from .processes import SocketSearch, peer_inode, peer_process
 from .zmtp import ZmtpError
 
 log = logging.getLogger("weightbus.publisher")
@@ -56,29 +56,30 @@ log = logging.getLogger("weightbus.publisher")
 READ_BYTES = 2**14  # bytes read from one connection before its messages are taken
 ACCEPTS = 32  # connections accepted in a row
 TICK_SECONDS = 0.1  # seconds between two checks for what is overdue
-SEARCH_FILES = 64  # files of a process that are examined in one turn: 0.2 ms
-SEARCH_SECONDS = 0.02  # seconds until the next turn
+SEARCH_FILES = 64  # files of a process that are examined in one step of a search: 0.2 ms
+SEARCH_SECONDS = 0.02  # seconds until the next step
 ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # seconds to wait for a process's end; between two checks
 # TCP keepalive detects dead peers, so that their connections are closed.
-# seconds without data until a probe, and between probes
+# The first: seconds without data until a probe, and between two probes.
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2
-UNSENT_MS = 30_000  # time for the peer's kernel to accept sent bytes
+UNSENT_MS = 30_000  # time within which the peer's kernel must acknowledge sent bytes
 
 
 class Router:
     """The bound control socket, and its connections.
 
     Args:
-        selector: Where the sockets are registered; pass what it finds to `process_events`.
+        selector: Where the sockets are registered; pass the events it finds to `process_events`.
         rejected: Counts connections that are rejected for lack of descriptors.
         copies: Counts the bytes that are copied for all connections of the publisher.
         curve: The publisher's keys; None: no keys are used.
 
     Attributes:
         due: The time at which `tick` must be called.
-        ready: The connections of which `receive` may have a message.
-        gone: The closed connections that `take_closed` has not returned yet.
-        ending_at: The time at which `take_closed` must be called, for processes that are ending.
+        ready: The connections with unparsed bytes, from which `receive` may return a message.
+        closed: The closed connections that `take_closed` has not returned yet.
+        ending_at: The time at which `take_closed` must be called, to check whether the processes of
+            closed connections have ended.
         key: The public key of the last message's sender; empty if no keys are used.
     """
 
@@ -100,26 +101,24 @@ class Router:
         self._peers: dict[bytes, ControlConnection] = {}
         self._unproven: dict[ControlConnection, None] = {}  # the oldest first
         self._by_host: dict[str, int] = {}  # number of unproven connections, by host
-        self._room = UNPROVEN_MAX if math.isinf(limit_of()) else min(UNPROVEN_MAX, limit_of() // 4)
-        self.ready: deque[ControlConnection] = deque()  # connections with unparsed bytes
-        self._partial: dict[
-            ControlConnection, int
-        ] = {}  # bytes of unfinished messages, where there are any
+        unlimited = math.isinf(limit_of())
+        self._unproven_max = UNPROVEN_MAX if unlimited else min(UNPROVEN_MAX, limit_of() // 4)
+        self.ready: deque[ControlConnection] = deque()
+        # The bytes of incomplete messages, by connection, and in total.
+        self._partial: dict[ControlConnection, int] = {}
         self._partial_bytes = 0
-        self._waiting: dict[
-            ControlConnection, None
-        ] = {}  # those that wait until other connections need fewer copies
-        self._hosts: dict[str, TokenBucket] = {}  # recent connections, by host
-        self._searches: deque[ControlConnection] = deque()
-        self._ending: list[
-            tuple[ControlConnection, float, str]
-        ] = []  # closed ones, with when to stop checking the process
+        # Connections whose next message waits until fewer bytes are copied for others.
+        self._waiting: dict[ControlConnection, None] = {}
+        self._hosts: dict[str, TokenBucket] = {}  # rate limits of new connections, by host
+        self._searches: deque[ControlConnection] = deque()  # those with an unfinished search
+        # Closed connections whose processes may end soon: (connection, when to stop checking).
+        self._ending: list[tuple[ControlConnection, float]] = []
         self._last: ControlConnection | None = None  # the connection of the last message
         self._count = 0  # number of connections so far
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._hung_up = RateLimitedWarning(log, "hung up on a control connection: %s")
         self._tick_at = self._search_at = self.due = math.inf
-        self.gone: list[ControlConnection] = []
+        self.closed: list[ControlConnection] = []
         self.ending_at = math.inf
         self.key = ""
 
@@ -149,7 +148,7 @@ class Router:
                     self._accept(self._listener, now)
                 continue
             try:
-                # Read only after earlier input is parsed: this limits the memory for input.
+                # Read only after earlier input was parsed: this limits the memory for input.
                 if events & selectors.EVENT_READ and not peer.ready and peer.read(scratch, now):
                     self._note_partial(peer, 0)
                     peer.ready = True
@@ -171,20 +170,23 @@ class Router:
                 self._reject(peer, error, now)
                 continue
             if message is None:
-                self._all_taken(peer, now)
+                self._end_parsing(peer, now)
                 continue
             if not peer.proven:
                 self._mark_proven(peer)
             if peer.unparsed:
                 self.ready.append(peer)
             else:
-                self._all_taken(peer, now)
+                self._end_parsing(peer, now)
             self._last, self.key = peer, peer.key
             return peer.identity, message
         return None
 
-    def _all_taken(self, peer: ControlConnection, now: float) -> None:
-        """Handle a connection after its last message: send answers to commands, or close it."""
+    def _end_parsing(self, peer: ControlConnection, now: float) -> None:
+        """Send a connection's answers once no message is complete; close it if it has ended.
+
+        If the incomplete messages of all connections are too large, the longest are rejected.
+        """
         peer.ready = False
         if peer.broken:
             self._close(peer)
@@ -208,6 +210,7 @@ class Router:
         self._close(peer)
 
     def _note_partial(self, peer: ControlConnection, nbytes: int) -> None:
+        # Set the number of bytes of a connection's incomplete message.
         self._partial_bytes += nbytes - self._partial.pop(peer, 0)
         if nbytes:
             self._partial[peer] = nbytes
@@ -256,11 +259,11 @@ class Router:
             self._search(now)
         if now >= self._tick_at:
             self._tick_at = now + TICK_SECONDS
-            self._look_after(now)
+            self._close_overdue(now)
         self.due = min(self._tick_at, self._search_at)
 
-    def _look_after(self, now: float) -> None:
-        # Accept again, and close connections that are overdue.
+    def _close_overdue(self, now: float) -> None:
+        # Accept again, close overdue connections, and free the memory of those without progress.
         if self._listener is not None and now >= self._listener.resume_at:
             self._listener.resume()
         for peer in list(self._unproven):
@@ -275,7 +278,7 @@ class Router:
             self._retry_waiting(now)
 
     def _retry_waiting(self, now: float) -> None:
-        """Send messages that waited until other connections need fewer copies."""
+        """Try again to send messages that wait until fewer bytes are copied for others."""
         waiting, self._waiting = self._waiting, {}
         for peer in waiting:
             if not (peer.closed or peer.broken):
@@ -324,22 +327,22 @@ class Router:
         if host not in self._hosts:
             if len(self._hosts) >= HOSTS_MAX:
                 self._hosts = {h: each for h, each in self._hosts.items() if not each.is_full(now)}
-            if len(self._hosts) >= HOSTS_MAX:  # forget all hosts: each may burst once more
+            if len(self._hosts) >= HOSTS_MAX:  # forget all hosts: each may have a burst again
                 self._hosts.clear()
             self._hosts[host] = TokenBucket(CONNECT_RATE, now)
         return self._hosts[host].take(1, now)
 
     def _make_room(self, connection: socket.socket, host: str, now: float) -> bool:
-        """Return whether a new connection has room; close an unproven one if necessary."""
+        """Return whether to keep a new connection; if necessary, close an unproven one for it."""
         exhausted = nearly_exhausted(connection.fileno())
         if exhausted:
             self._rejected.note(connection.fileno(), host, now)
-        elif len(self._unproven) < self._room:
+        elif len(self._unproven) < self._unproven_max:
             return True
         if not self._unproven:
             return False
-        most = max(self._by_host, key=self._by_host.__getitem__)
-        oldest = next(peer for peer in self._unproven if peer.host == most)
+        busiest = max(self._by_host, key=self._by_host.__getitem__)
+        oldest = next(peer for peer in self._unproven if peer.host == busiest)
         if self._curve is not None:
             oldest.send_last(OVERLOADED)
         self._close(oldest)
@@ -360,7 +363,7 @@ class Router:
                 del self._by_host[peer.host]
 
     def _close_when_drained(self, peer: ControlConnection) -> None:
-        """Close a connection that has ended, after its earlier messages are taken."""
+        """Close a connection that its peer has ended, once its earlier messages are taken."""
         if not peer.ready:
             self._close(peer)
         elif not peer.broken:
@@ -381,7 +384,7 @@ class Router:
             self._selector.unregister(peer)
         peer.close()
         if peer.proven:
-            self.gone.append(peer)
+            self.closed.append(peer)
 
     def close(self, linger: float) -> None:
         """Close all connections; queued messages get `linger` seconds to be sent."""
@@ -412,26 +415,26 @@ class Router:
         if peer is None or peer.closed or peer.process is not None or pid == os.getpid():
             return
         if not self._over_tcp:
-            peer.process = connected_by(peer.socket)
+            peer.process = peer_process(peer.socket)
         elif peer.search is None or peer.search.pid != pid:
-            if (inode := inode_of(peer.socket)) is None:
+            if (inode := peer_inode(peer.socket)) is None:
                 return
             first, peer.search = peer.search is None, SocketSearch(pid, inode)
             if first:
-                self._look(peer, time.monotonic())  # at once, before the process can end
+                self._step_search(peer, time.monotonic())  # now, before the process can end
 
     def _search(self, now: float) -> None:
-        """Continue the search for the process of one worker of this host."""
+        """Continue the search for the process of one worker on this host."""
         self._search_at = math.inf
-        self._look(self._searches.popleft(), now)
+        self._step_search(self._searches.popleft(), now)
         if self._searches:
             self._search_at = now + SEARCH_SECONDS
 
-    def _look(self, peer: ControlConnection, now: float) -> None:
+    def _step_search(self, peer: ControlConnection, now: float) -> None:
         search = peer.search
         if search is None or peer.closed:
             return
-        if search.look(SEARCH_FILES):
+        if search.step(SEARCH_FILES):
             peer.process, peer.search = search.found, None
             return
         self._searches.append(peer)
@@ -439,31 +442,32 @@ class Router:
         self.due = min(self.due, self._search_at)
 
     def take_closed(self, now: float) -> list[tuple[bytes, str]]:
-        """Return (routing id, how its process ended or "") for each closed connection.
+        """Return (routing id, text) for each closed connection.
 
-        Take all messages first: the last messages of a closed connection are among them. A process
-        may outlive its connection for a moment: the routing id is returned again after its end.
+        The text says that the worker's process has ended, or is empty. A process may outlive its
+        connection for a moment: after its end, the routing id is returned again, with the text.
+        Call `receive` first, until it returns None: closed connections may have unparsed messages.
         """
         found: list[tuple[bytes, str]] = []
-        closed = [(peer, now + ENDING_SECONDS, "closed") for peer in self.gone]
-        before, self.gone, self._ending = self._ending, [], []
-        for peer, until, news in closed + before:
+        closed = [(peer, now + ENDING_SECONDS) for peer in self.closed]
+        ending, self.closed, self._ending = self._ending, [], []
+        for index, (peer, until) in enumerate(closed + ending):
             process = peer.process
             if process is not None and process.ended:
                 found.append((peer.identity, f"its process, {process.pid}, has ended"))
                 continue
-            if news:
+            if index < len(closed):
                 found.append((peer.identity, ""))
             if process is not None and now < until:
-                self._ending.append((peer, until, ""))
+                self._ending.append((peer, until))
         self.ending_at = now + AGAIN_SECONDS if self._ending else math.inf
         return found
 
 
 def _host_of(address: tuple[Any, ...] | str) -> str:
-    """Return the host of a connection; empty over a Unix socket.
+    """Return the peer's host, for rate limits; empty over a Unix socket.
 
-    For IPv6, return the network of 64 bits: one host may use all addresses of its network.
+    For IPv6, return the /64 network: one host may use all addresses of its network.
     """
     if isinstance(address, str):
         return ""

@@ -1,7 +1,8 @@
 """Fetches chunks of versions from their sources, for a worker or for the publisher itself. (N1)
 
-Each source has a thread with the sockets of a worker and a session of level 1, which lasts as long
-as the fetching. The thread writes chunks into the version's memory, and tells which are there.
+A source is another server of some chunks of a version. One thread per source connects with the
+sockets of a worker, in a session of level 1 that ends with the job. The thread writes chunks into
+the version's memory, and reports which chunks have arrived.
 """
 
 import threading
@@ -37,39 +38,41 @@ from ..worker.keyring import Keyring
 from ..worker.transfer import DAMAGED_MAX, put_chunk
 from .control import WorkerSockets
 
-LOOK_SECONDS = 0.1  # seconds between two looks whether the version is still wanted
-CLOSE_SECONDS = 5.0  # seconds to wait at close for the threads, which look much sooner
+CHECK_SECONDS = 0.1  # seconds between two checks whether the version is still wanted
+CLOSE_SECONDS = 5.0  # seconds that `close` waits for the threads, which normally end much sooner
 
-Place = Callable[[str], tuple[str, WorkerKeys | None]]
+Locate = Callable[[str], tuple[str, WorkerKeys | None]]
 
 
 class SourceFetcher:
     """Fetches chunks from sources.
 
     Args:
-        place: Returns, for the address of a source, the one to connect to and the keys to use.
+        locate: Returns, for the address of a source, the endpoint and the keys for the connection.
             Raises AddressError if no connection is allowed. (N2)
-        tell: Called with chunks that are there, and at the end; in any thread.
+        report: Called with chunks that have arrived, and at the end of a job, in any thread.
         timing: The timeouts and intervals.
     """
 
-    def __init__(self, place: Place, tell: Callable[[SourceFetched], None], timing: Timing) -> None:
-        self._place, self._tell, self._timing = place, tell, timing
+    def __init__(
+        self, locate: Locate, report: Callable[[SourceFetched], None], timing: Timing
+    ) -> None:
+        self._locate, self._report, self._timing = locate, report, timing
         self._threads = list[threading.Thread]()
         self._closed = False
 
     def fetch(self, job: SourceFetch, hello: Hello) -> None:
-        """Begin to fetch, with a thread for each source; `hello`: the worker's, with its models.
+        """Begin to fetch, in one thread per source; `hello` is the first message to each source.
 
-        Raises:
-            RuntimeError: The process cannot start another thread. Some may have been started.
+        If the process cannot start a thread, the job ends with that fault for its source, and for
+        later ones.
         """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        running = _Running(job, self._tell, len(job.sources))
+        running = _RunningJob(job, self._report, len(job.sources))
         for count, (address, indexes) in enumerate(job.sources):
-            about = running, address, indexes, hello
+            arguments = running, address, indexes, hello
             thread = threading.Thread(
-                target=self._fetch, args=about, name="weightbus-source", daemon=True
+                target=self._fetch, args=arguments, name="weightbus-source", daemon=True
             )
             try:
                 thread.start()
@@ -80,67 +83,76 @@ class SourceFetcher:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and wait for them at most `CLOSE_SECONDS`."""
         self._closed = True
         until = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _fetch(
-        self, running: "_Running", address: str, indexes: Sequence[int], hello: Hello
+        self, running: "_RunningJob", address: str, indexes: Sequence[int], hello: Hello
     ) -> None:
         """Fetch chunks from one source, in its thread."""
         fault = ""
         try:
-            endpoint, keys = self._place(address)
+            endpoint, keys = self._locate(address)
             session = _SourceSession(running, indexes, hello, self._timing, keyed=keys is not None)
-            with closing(WorkerSockets(endpoint, _nowhere, keys, session.awaits)) as sockets:
+            in_flight = session.in_flight_max
+            with closing(WorkerSockets(endpoint, _no_lease, keys, in_flight)) as sockets:
                 fault = session.run(sockets, lambda: self._closed)
-        except Exception as error:  # the publisher sends what is lacking
+        except Exception as error:  # the missing chunks are then fetched from the publisher
             fault = str(error) or repr(error)
         running.end(f"chunks of the source at {address} are lacking: {fault}" if fault else "")
 
 
-def _nowhere(_header: Sequence[Buffer], _size: int) -> None:
-    """Return no memory for a published message: none arrives."""
+def _no_lease(_header: Sequence[Buffer], _size: int) -> None:
+    """Return no memory for a published message, since none arrives."""
 
 
-class _Running:
-    """One fetching, by several threads."""
+class _RunningJob:
+    """One job, which several threads share.
 
-    def __init__(self, job: SourceFetch, tell: Callable[[SourceFetched], None], count: int) -> None:
-        self.job, self._tell, self._left = job, tell, count
+    Args:
+        job: The job.
+        report: Called with the chunks that have arrived, and at the end.
+        count: The number of sources.
+    """
+
+    def __init__(
+        self, job: SourceFetch, report: Callable[[SourceFetched], None], count: int
+    ) -> None:
+        self.job, self._report, self._pending = job, report, count
         self._faults = list[str]()
         self._lock = threading.Lock()
 
-    def tell(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Tell which chunks are there now."""
-        self._tell(SourceFetched(self.job, chunks))
+    def report(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Report (index, CRC-32C) of chunks that have arrived."""
+        self._report(SourceFetched(self.job, chunks))
 
     def end(self, fault: str) -> None:
-        """Record the end of a source; the last one ends the fetching."""
+        """Record that a source is done, or has failed with a fault; the last ends the job."""
         with self._lock:
-            self._left -= 1
+            self._pending -= 1
             self._faults += [fault] if fault else []
-            last = not self._left
+            last = not self._pending
         if last:
-            self._tell(SourceFetched(self.job, (), over=True, faults=self._faults))
+            self._report(SourceFetched(self.job, (), over=True, faults=self._faults))
 
 
 class _SourceSession:
     """The session with one source, which sends some chunks of a version.
 
     Args:
-        running: The fetching.
-        indexes: The chunks.
-        hello: What to say first.
+        running: The job.
+        indexes: The indexes of the chunks to fetch from this source.
+        hello: The first message to the source.
         timing: The timeouts and intervals.
-        keyed: Whether the source has keys, so that it encrypts the chunks.
+        keyed: Whether the source uses keys, and thus encrypts the chunks.
     """
 
     def __init__(
         self,
-        running: _Running,
+        running: _RunningJob,
         indexes: Sequence[int],
         hello: Hello,
         timing: Timing,
@@ -148,20 +160,20 @@ class _SourceSession:
         keyed: bool,
     ) -> None:
         self._running, self._job, self._timing = running, running.job, timing
-        self._missing = [*reversed(indexes)]  # to be requested; the next one last
+        self._missing = [*reversed(indexes)]  # a stack of chunks that are not requested yet
         self._requested = set[int]()
-        self._moved_at = 0.0  # when a chunk came, or was requested while none was awaited
+        self._moved_at = 0.0  # when a chunk arrived, or was requested while none was in flight
         self._hello, self._keyring = encode(hello), Keyring() if keyed else None
         self._inside = self._sends_parts = False
-        self._damaged = 0
-        self._new = list[tuple[int, int]]()
+        self._damaged = 0  # number of damaged chunks
+        self._new = list[tuple[int, int]]()  # chunks that have arrived and are not reported yet
 
-    def awaits(self) -> int:
-        """Return the most requested bytes that may be in transit."""
+    def in_flight_max(self) -> int:
+        """Return the most requested bytes that may be in flight."""
         return WINDOW_CHUNKS * self._job.plan.chunk_bytes
 
     def run(self, sockets: WorkerSockets, stopped: Callable[[], bool]) -> str:
-        """Fetch the chunks; return why some of them are lacking, or an empty text."""
+        """Fetch the chunks; return an error text, or "" if all arrived or the job was stopped."""
         heard_at, hello_at, pinged_at = time.monotonic(), 0.0, time.monotonic()
         while self._missing or self._requested:
             if stopped() or not self._job.live:
@@ -172,7 +184,7 @@ class _SourceSession:
             if self._requested and now - self._moved_at >= self._timing.lost_after:  # N3
                 return f"it has sent no chunk for {self._timing.lost_after:g} s"
             may_send = not self._inside and now - hello_at >= self._timing.hello_retry
-            activity = sockets.poll(LOOK_SECONDS, writable=may_send)
+            activity = sockets.poll(CHECK_SECONDS, writable=may_send)
             now = time.monotonic()
             if activity.writable and may_send:
                 sockets.send(self._hello)
@@ -183,10 +195,10 @@ class _SourceSession:
                     message, payloads = from_publisher(frames)
                 except ProtocolError as error:
                     return str(error)
-                if fault := self._take(message, payloads, sockets):
+                if fault := self._process(message, payloads, sockets):
                     return fault
             if self._new:
-                self._running.tell(self._new)
+                self._running.report(self._new)
                 self._new = []
             if self._inside:
                 self._request(sockets)
@@ -199,10 +211,10 @@ class _SourceSession:
         sockets.send(encode(Bye()))
         return ""
 
-    def _take(
+    def _process(
         self, message: PublisherMessage, payloads: Sequence[Buffer], sockets: WorkerSockets
     ) -> str:
-        """Handle a message; return an error text that ends the session, or an empty text."""
+        """Process a message; return an error text that ends the session, or an empty text."""
         match message:
             case Welcome():
                 if message.epoch != self._job.announce.epoch:
@@ -219,12 +231,15 @@ class _SourceSession:
                 return f"it refuses ({message.code}): {message.text}"
             case Chunk() | SealedChunk() | Piece():
                 return self._chunk(message, payloads[0])
-            case _:  # it is no session in which versions are applied
+            case _:  # other messages do not matter, since this session applies no versions
                 pass
         return ""
 
     def _chunk(self, chunk: AnyChunk, data: Buffer) -> str:
-        """Write a chunk to its place, if it is intact."""
+        """Write a requested chunk into the version's memory, if the chunk is intact.
+
+        Return an error text that ends the session, if too many chunks are damaged.
+        """
         job, index = self._job, chunk.index
         announce = job.announce
         same = (chunk.model, chunk.epoch, chunk.version) == (
@@ -235,7 +250,7 @@ class _SourceSession:
             return ""
         self._requested.discard(index)
         proof: int | Opening | Piece | None = None
-        # Of a source with keys, plain chunks are not taken.
+        # From a source with keys, plain chunks are not accepted.
         if isinstance(chunk, Piece):
             proof = chunk if self._keyring is None else None
         elif isinstance(chunk, Chunk):
@@ -253,20 +268,21 @@ class _SourceSession:
         return "its chunks are damaged" if self._damaged > DAMAGED_MAX else ""
 
     def _request(self, sockets: WorkerSockets) -> None:
-        """Request chunks, as far as the window allows."""  # W11
+        """Request more chunks, as far as the window allows."""  # W11
         if len(self._requested) > WINDOW_CHUNKS // 2:
             return
         if not self._requested:
             self._moved_at = time.monotonic()
-        asked = list[tuple[int, int]]()
+        intervals = list[tuple[int, int]]()
         while self._missing and len(self._requested) < WINDOW_CHUNKS:
             index = self._missing.pop()
             self._requested.add(index)
-            first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
-            asked.append((first, count + 1))
+            extends = bool(intervals) and sum(intervals[-1]) == index
+            first, count = intervals.pop() if extends else (index, 0)
+            intervals.append((first, count + 1))
         announce = self._job.announce
         cut = self._job.cut if self._sends_parts else None
-        for each in asked:
+        for each in intervals:
             for first, count, ranges in [(*each, [])] if cut is None else cut.requests(*each):
                 fetch = Fetch(
                     model=announce.model,

@@ -1,8 +1,7 @@
-"""The worker's data connection: connects in the background, receives payloads in place.
+"""The worker's data connection: connects in the background, and receives payloads in place.
 
-The connection belongs to one thread, which never blocks here: a helper thread resolves the host,
-connects, and then wakes the owner. A connection that breaks, or on which nothing arrives, is
-replaced.
+One thread owns the connection, and no method blocks: a helper thread resolves the host, connects,
+and then wakes the owner. A connection that breaks, or on which nothing arrives, is replaced.
 """
 
 import contextlib
@@ -22,10 +21,10 @@ from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
-DIAL_SECONDS = 5.0  # for name lookup and connect together; the handshake may take as long
-REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
-SILENCE_SECONDS = 30.0  # a publisher sends pings and beacons far more often
-LOW_WATER_BYTES = 2**19  # of a payload, that must be here before the kernel wakes us
+DIAL_SECONDS = 5.0  # the most seconds for lookup and connect, and again for the handshake
+REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # seconds between two attempts; doubles
+SILENCE_SECONDS = 30.0  # seconds without input until a reconnect; a publisher pings more often
+LOW_WATER_BYTES = 2**19  # bytes of a payload that must have arrived before the kernel wakes us
 
 
 class Subscription:
@@ -38,28 +37,30 @@ class Subscription:
 
     def __init__(self, place: Place, wake: Callable[[], None]) -> None:
         self._place, self._wake = place, wake
-        self._unusable = RateLimitedWarning(log, "no pushed data from %s")
+        self._warning = RateLimitedWarning(log, "no pushed data from %s")
         self._endpoint = ""
-        self._ticket, self._ticketed = "", False
+        self._ticket = ""  # the ticket for the next connection
+        self._ticketed = False  # whether each connection needs a ticket
         self._topics: set[bytes] = set()
         self._socket: socket.socket | None = None
         self._stream = Stream(place)
         self._arrived: deque[Arrived] = deque()
+        # Connections of the helper threads that the owner has not taken yet; None: it failed.
         self._dialled: deque[tuple[str, socket.socket | None]] = deque()
         self._dialling = self._closed = False
         self._dial_at = 0.0
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
         self._commands = TokenBucket(COMMANDS, 0.0)  # limits the commands of this connection
-        self._expected = 1
-        self._drained = False  # whether nothing is left to read until the descriptor is readable
-        # whether messages may have arrived although the descriptor is not readable
+        self._low_water = 1  # bytes that must have arrived before the kernel wakes us
+        self._drained = False  # whether nothing can be read before the descriptor is readable
+        # Whether a message may be available although the descriptor is not readable.
         self.pending = False
 
     def connect(self, endpoint: str, ticket: str = "") -> None:
-        """Receive messages from this endpoint instead of any earlier endpoint.
+        """Receive messages from this endpoint instead of any earlier endpoint; "": from none.
 
-        `endpoint` was checked, see `endpoints.check`. If a ticket is given, each later connection
+        The endpoint must be valid (`endpoints.check`). If a ticket is given, each later connection
         needs a new ticket: a ticket is valid once.
         """
         self._ticket, self._ticketed = ticket, bool(ticket)
@@ -73,18 +74,23 @@ class Subscription:
         self._dial_at, self._pause = 0.0, REDIAL_SECONDS
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
-        """Subscribe to a topic, or unsubscribe; repeated calls have no effect."""
+        """Subscribe to a topic or, if not `on`, unsubscribe; repeated calls have no effect."""
         if (topic in self._topics) != on:
             (self._topics.add if on else self._topics.discard)(topic)
             self._stream.subscribe(topic, on=on)
 
-    def say(self, body: bytes) -> bool:
+    def send(self, body: bytes) -> bool:
         """Send a message to the publisher; return False if that is not possible now."""
         connection = self._socket
-        return connection is not None and self._stream.say(body) and self._write(connection)
+        if connection is None or not self._stream.send_if_idle(body):
+            return False
+        return self._write(connection)
 
     def process_events(self, now: float) -> tuple[socket.socket, bool] | None:
-        """Do what is due; return (socket to watch, whether bytes are unsent), if connected."""
+        """Connect, time out and send; return (socket to watch, whether bytes are unsent).
+
+        The result is None without a connection.
+        """
         while self._dialled:
             self._use_connection(*self._dialled.popleft(), now)
         patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
@@ -105,7 +111,7 @@ class Subscription:
                         daemon=True,
                     ).start()
                 except RuntimeError as error:  # the process cannot start another thread now
-                    self._unusable.warn(f"{self._endpoint}: {error}", now)
+                    self._warning.warn(f"{self._endpoint}: {error}", now)
                 else:
                     self._dialling = True
             return None
@@ -120,7 +126,7 @@ class Subscription:
     def receive(self, now: float) -> Arrived | None:
         """Return the next message; None if there is none.
 
-        Then `pending` says whether more may have arrived.
+        Afterwards, `pending` is True if more may be available.
         """
         while not self._arrived and (self._stream.held or not self._drained):
             connection, stream = self._socket, self._stream
@@ -149,19 +155,19 @@ class Subscription:
             except BlockingIOError:
                 self._drained = True
             except ZmtpError as error:
-                self._unusable.warn(f"{self._endpoint}: {error}", now)
+                self._warning.warn(f"{self._endpoint}: {error}", now)
                 self._hang_up()
             except OSError:
                 self._hang_up()
             except Exception as error:  # a defect: the connection's state is unknown
-                self._unusable.warn(f"{self._endpoint}: {summary_of(error)}", now)
+                self._warning.warn(f"{self._endpoint}: {summary_of(error)}", now)
                 self._hang_up()
         message = self._arrived.popleft() if self._arrived else None
         more = message is not None and not self._drained
         self.pending = more or bool(self._arrived) or self._stream.held
         if not self.pending:
             self._drained = False
-            if self._stream.missing != self._expected:
+            if self._stream.missing != self._low_water:
                 self._set_low_water()
         return message
 
@@ -169,8 +175,8 @@ class Subscription:
         """Raise ZmtpError if the peer sends PINGs and does not read the PONGs."""
         if len(stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError(
-                f"it has not read {len(stream.outgoing)} bytes of what it asked for by PINGs; at "
-                f"most {UNREAD_BYTES_MAX} may wait"
+                f"it has not read {len(stream.outgoing)} bytes of answers to its PINGs; at most "
+                f"{UNREAD_BYTES_MAX} may be queued"
             )
 
     def _check_commands(self, count: int, now: float) -> None:
@@ -184,8 +190,8 @@ class Subscription:
     def _set_low_water(self) -> None:
         """Let the kernel wake us for a large part of the missing bytes, not for each packet."""
         count = min(self._stream.missing, LOW_WATER_BYTES)
-        if count != self._expected and self._socket is not None:
-            self._expected = count
+        if count != self._low_water and self._socket is not None:
+            self._low_water = count
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def close(self) -> None:
@@ -208,7 +214,7 @@ class Subscription:
             self._forget_dialled()
 
     def _forget_dialled(self) -> None:
-        """Close new connections that will not be used. Any thread calls this, after `close`."""
+        """Close connections that will not be used, after `close`. Called from any thread."""
         with contextlib.suppress(IndexError):
             while True:
                 _, found = self._dialled.popleft()
@@ -224,7 +230,7 @@ class Subscription:
             found.close()
             return
         found.setblocking(False)
-        self._socket, self._heard_at, self._expected = found, now, 1
+        self._socket, self._heard_at, self._low_water = found, now, 1
         self._stream, self._commands = Stream(self._place), TokenBucket(COMMANDS, now)
         if self._ticket:
             self._stream.first, self._ticket = TICKET + self._ticket.encode(), ""  # K7

@@ -1,9 +1,9 @@
-"""The thread of a publisher or worker, which owns its sockets, and the waker for other threads.
+"""Provides the thread of a publisher or worker, which owns its sockets, and wakes such a thread.
 
 Once the thread runs, only the thread closes its sockets. The caller of `start` may be interrupted
 while the thread begins to run (by Ctrl-C, for instance), and must then clean up without knowing
-whether the thread will run. So a lock decides: the thread closes the sockets if it acquires the
-lock first; the caller closes them if `give_up` acquires it first.
+whether the thread will run. So a lock decides: if the thread acquires the lock first, it closes the
+sockets; if the caller acquires the lock first, by `give_up`, the caller closes them.
 """
 
 import selectors
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-WAKES = 4096  # bytes read at once; fewer bytes mean that the socket is empty
+DRAIN_BYTES = 4096  # bytes read at once; if fewer arrive, the socket is empty
 
 
 class IoThread(threading.Thread):
@@ -26,16 +26,19 @@ class IoThread(threading.Thread):
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=name, daemon=True)
-        self._taken = threading.Lock()  # acquired once, never released
+        self._owner_lock = threading.Lock()  # acquired once, never released
 
     def run(self) -> None:
-        """Run the function, unless the thread was given up before."""
-        if self._taken.acquire(blocking=False):
+        """Run the function, unless `give_up` was called before."""
+        if self._owner_lock.acquire(blocking=False):
             super().run()
 
     def give_up(self, timeout: float) -> bool:
-        """Return True if the thread never began to run, and now cannot; else wait for its end."""
-        if self._taken.acquire(blocking=False):
+        """Prevent the thread from running, and return True, if it has not begun to run.
+
+        Otherwise wait for its end, at most `timeout` seconds, and return False.
+        """
+        if self._owner_lock.acquire(blocking=False):
             return True
         if self.is_alive():
             self.join(timeout)
@@ -45,17 +48,17 @@ class IoThread(threading.Thread):
 def new_selector() -> selectors.DefaultSelector:
     """Return a selector for one of our threads.
 
-    After `gevent.monkey.patch_all(thread=False)` the selectors are gevent's and the threads are the
-    system's. A gevent selector that is made in one thread and used in another ends the process by
-    SIGSEGV; so the original selector, which gevent saves, is used. If threads are patched as well,
-    they are greenlets of the thread that makes the selector, and gevent's selector is right.
+    After `gevent.monkey.patch_all(thread=False)`, selectors are gevent's but threads are the
+    system's. A gevent selector that is created in one thread and used in another ends the process
+    by SIGSEGV. So this returns the original selector, which gevent saves. If threads are patched as
+    well, they are greenlets of the thread that creates the selector, and gevent's selector works.
     """
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is None or not monkey.is_module_patched("selectors"):
         return selectors.DefaultSelector()
     if not monkey.is_module_patched("threading"):
-        made: selectors.DefaultSelector = monkey.get_original("selectors", "DefaultSelector")()
-        return made
+        original: selectors.DefaultSelector = monkey.get_original("selectors", "DefaultSelector")()
+        return original
     return selectors.DefaultSelector()
 
 
@@ -81,7 +84,7 @@ class Waker:
     def drain(self) -> None:
         """Clear pending wakes."""
         try:
-            while len(self._receiver.recv(WAKES)) == WAKES:
+            while len(self._receiver.recv(DRAIN_BYTES)) == DRAIN_BYTES:
                 pass
         except BlockingIOError:
             return

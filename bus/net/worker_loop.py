@@ -1,8 +1,10 @@
-"""The worker's thread: it owns the sockets, passes messages, and lets the machine decide.
+"""Runs the worker's thread, which connects the sockets with the state machine.
 
-Effects that do not block (memory, opening a segment) are performed immediately, before the next
-message. Slow effects run in the `Copier`. Ready versions go to the `ReadyQueue`; the user's thread
-reports the outcome of each version by a `Report`.
+The thread owns the sockets. It passes messages and the time to the machine (`WorkerMachine`), and
+performs the effects that the machine returns. Effects that do not block (allocating memory, opening
+a segment) are performed immediately, before the next message. Slow effects run in the `Copier`.
+Ready versions go to the `ReadyQueue`; the user's thread reports each version's outcome by a
+`Report`.
 """
 
 import logging
@@ -73,20 +75,20 @@ log = logging.getLogger("weightbus.worker")
 P = ParamSpec("P")
 
 TICK = 0.1  # seconds between two ticks, while idle
-# Shared memory is allocated page by page: more than this takes longer than a tick, and another
-# thread allocates it.
+# Shared memory is allocated page by page. A larger allocation takes longer than a tick, so the
+# copier's thread allocates.
 ALLOCATED_AT_ONCE = 2**28
 BATCH = 16  # messages taken from one socket before the other is served
 
 
 class WorkerLoop:
-    """A worker, which runs once it is started.
+    """A worker's thread, sockets and state machine.
 
     Args:
         machine: Makes the decisions.
         sockets: Carry the messages; the loop closes them.
         ready_queue: Gets the versions that are ready to be applied.
-        look: Called many times a second; must not block.
+        on_tick: Called at each tick, many times a second; must not block.
         on_renamed: Called when the running version is renamed and the user has no version.
         shared_memory: Whether to read the publisher's memory if it is on this host.
         allocate: Allocates the memory for a version, or raises MemoryError; None: private memory.
@@ -99,7 +101,7 @@ class WorkerLoop:
         machine: WorkerMachine,
         sockets: WorkerSockets,
         ready_queue: ReadyQueue,
-        look: Callable[[], None],
+        on_tick: Callable[[], None],
         on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
@@ -107,23 +109,23 @@ class WorkerLoop:
         after_turn: Callable[[], list[Effect]] | None = None,
     ) -> None:
         self._machine, self._sockets, self._ready_queue = machine, sockets, ready_queue
-        self._kind = "relay" if RELAY in machine.identity.features else "worker"  # in texts
+        self._kind = "relay" if RELAY in machine.identity.features else "worker"  # for texts
         self._after_turn, self._allocate = after_turn, allocate
-        self._look, self._on_renamed = look, on_renamed
-        self._views = MappedSegments() if shared_memory else None
+        self._on_tick, self._on_renamed = on_tick, on_renamed
+        self._segments = MappedSegments() if shared_memory else None
         self._work: deque[LoopEvent] = deque()
-        # not `tell`, which refers to the loop
-        self._copier = Copier(partial(_enqueue, self._work, sockets))
-        tell = partial(_enqueue, self._work, sockets)
-        self._sources = SourceFetcher(sockets.source, tell, machine.timing)
+        # Not `tell`: its reference to this loop would keep the loop alive.
+        enqueue = partial(_enqueue, self._work, sockets)
+        self._copier = Copier(enqueue)
+        self._sources = SourceFetcher(sockets.source, enqueue, machine.timing)
         self._stopping, self._refused = False, ""
-        self._unreachable = RateLimitedWarning(log, "no pushed data: %s")
-        self._lacking = RateLimitedWarning(log, "%s")
+        self._data_warning = RateLimitedWarning(log, "no pushed data: %s")
+        self._source_warning = RateLimitedWarning(log, "%s")
         self._failures = RateLimitedWarning(log, "%s")
-        self._at_once: Callable[[StagedVersion], bool] | None = None
+        self._apply_here: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = IoThread(self._run, "weightbus-worker")
-        self._ident = 0  # id of that thread, once it runs
+        self._ident = 0  # the id of the thread, once the thread runs
 
     # For any thread.
 
@@ -135,26 +137,29 @@ class WorkerLoop:
             self.close()
             raise
 
-    def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
+    def apply_by(self, apply: Callable[[StagedVersion], bool]) -> None:
         """Set a function that applies small versions in the worker's thread.
 
         The function must not block. It returns False for a version that another thread must apply.
         """
-        self._at_once = at_once
+        self._apply_here = apply
 
     def examine_by(self, examine: Callable[[Check], None]) -> None:
-        """Set the function for `Examine`, which must not block and later calls `tell(Examined)`."""
+        """Set the function that performs `Examine`.
+
+        It must not block, and later passes the result to `tell` in an `Examined`.
+        """
         self._examine = examine
 
     def tell(self, event: LoopEvent) -> None:
-        """Queue an event for the machine, and wake the thread unless the event can wait."""
+        """Queue an event for the machine; wake the thread, unless the event can wait for a tick."""
         self._work.append(event)
         can_wait = isinstance(event, Report) and event.what in ("taken", "put-back")
         if not can_wait and threading.get_ident() != self._ident:
             self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Send a goodbye and end the thread."""
+        """Send a goodbye and end the thread; wait for that at most `timeout` seconds."""
         self.stop()
         if self._thread.give_up(timeout):
             self._end(ClosedError("it was never started"))
@@ -168,8 +173,8 @@ class WorkerLoop:
     # For the thread itself.
 
     def happened(self, event: LoopEvent) -> None:
-        """Have the machine process an event at once."""
-        self._done(event)
+        """Make the machine process an event now, and perform the effects."""
+        self._process_event(event)
 
     def _run(self) -> None:
         # Run turns until `stop`, or until the thread fails.
@@ -196,11 +201,11 @@ class WorkerLoop:
         self._copier.close()
         self._sources.close()
         self._sockets.close()
-        # These functions may refer to the owner of this loop.
-        self._at_once = self._examine = self._after_turn = None
+        # These functions may refer to the owner of this loop, and would keep it alive.
+        self._apply_here = self._examine = self._after_turn = None
 
     def _run_once(self, next_tick: float) -> float:
-        """Run one turn: process what is ready, and tick if it is time."""
+        """Run one turn: process what is ready, tick if due; return when to tick next."""
         session = self._machine.session
         may_hello = session.phase == "outside" and session.may_say_hello(time.monotonic())
         wait = 0.0 if self._work else next_tick - time.monotonic()
@@ -232,16 +237,16 @@ class WorkerLoop:
                 self._perform(self._machine.handshake_refused, changes.refused, now)
             elif changes.closed:
                 self._perform(self._machine.disconnected, now)
-            self._ready_queue.unknown(self._sockets.unknown(now))
+            self._ready_queue.set_lookup_error(self._sockets.lookup_error(now))
             if self._sockets.data.needs_ticket:
                 self._perform(self._machine.without_ticket, now)
             self._perform(self._machine.tick, now)
-            self._perform(self._call_look)
+            self._perform(self._call_on_tick)
             return now + TICK
         return next_tick
 
-    def _call_look(self) -> list[Effect]:
-        self._look()
+    def _call_on_tick(self) -> list[Effect]:
+        self._on_tick()
         return []
 
     def _do_work(self, now: float) -> None:
@@ -251,10 +256,10 @@ class WorkerLoop:
     def _perform(
         self, decide: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Perform the effects that `decide` returns; if it raises, warn and recover.
+        """Call `decide` and perform the effects that it returns; if it raises, warn and recover.
 
         An exception from one message, event or effect does not end the thread; only an exception
-        from this loop does. If an effect fails, the machine gets the event of that failure.
+        from this loop does. If an effect fails, the machine gets an event for the failure.
         """
         try:
             effects = decide(*args, **kwargs)
@@ -266,21 +271,24 @@ class WorkerLoop:
             except Exception as error:
                 text = f"{type(effect).__name__.lower()} has failed: {_cause(error)}"
                 self._failures.warn(text, time.monotonic())
-                answer = _failure_event(effect, text)
-                if answer is not None:
-                    self._done(answer)
+                event = _failure_event(effect, text)
+                if event is not None:
+                    self._process_event(event)
 
-    def _recover(self, error: Exception, taken: object) -> list[Effect]:
-        """Return the effects by which the machine recovers from an exception."""
-        why, now = f"this worker has failed in the middle: {_cause(error)}", time.monotonic()
-        self._failures.warn(f"{why}. It drops what is not whole, and joins again", now)
+    def _recover(self, error: Exception, argument: object) -> list[Effect]:
+        """Return the effects by which the machine recovers from an exception.
+
+        `argument` is the message or event at which the machine raised.
+        """
+        why, now = f"an exception in this worker: {_cause(error)}", time.monotonic()
+        self._failures.warn(f"{why}. It drops incomplete versions, and joins again", now)
         try:
-            if isinstance(taken, Lease):
-                taken.cancel()
-            event = taken if isinstance(taken, Report) else None
+            if isinstance(argument, Lease):
+                argument.cancel()
+            event = argument if isinstance(argument, Report) else None
             return self._machine.broken(why, now, event)
         except Exception as second:
-            text = f"what was half changed could not be dropped: {_cause(second)}"
+            text = f"the worker could not drop its incomplete versions: {_cause(second)}"
             self._failures.warn(text, now)
             return []
 
@@ -293,26 +301,28 @@ class WorkerLoop:
             case Ready():
                 self._deliver(effect.staged, effect.others)
             case WholeStaged(staged):
-                self._ready_queue.whole(staged)
+                self._ready_queue.add_staged(staged)
             case Reserve(nbytes=nbytes) if self._allocate and nbytes > ALLOCATED_AT_ONCE:
-                self._copier.ahead(self._reserving(effect))
+                self._copier.run_when_idle(self._allocating(effect))
             case Reserve():
-                self._done(Granted(effect.model, effect.key, self._memory(effect)))
+                self._process_event(Granted(effect.model, effect.key, self._memory(effect)))
             case Open(model, key, shared, nbytes):
-                memory = self._views.open(shared, nbytes) if self._views is not None else None
-                self._done(Opened(model, key, memory))
+                segments = self._segments
+                memory = segments.open(shared, nbytes) if segments is not None else None
+                self._process_event(Opened(model, key, memory))
             case Copy(copy) if copy.buffer.nbytes > AT_ONCE_BYTES:
-                self._copier.copy(copy)
+                self._copier.queue(copy)
             case Copy(copy):
-                self._done(copied(copy))
+                self._process_event(copied(copy))
             case Decode(job):
-                self._copier.copy(job)
+                self._copier.queue(job)
             case FetchFromSources(job):
                 self._sources.fetch(job, self._machine.hello_for(job))
             case Prefault(shared, nbytes):
-                view = self._views.open(shared, nbytes) if self._views is not None else None
+                segments = self._segments
+                view = segments.open(shared, nbytes) if segments is not None else None
                 if view is not None and not view.touched:
-                    self._copier.ahead(view.touching())
+                    self._copier.run_when_idle(view.touching())
             case Subscribe():
                 self._sockets.data.subscribe(effect.topic, on=effect.on)
             case Connect():
@@ -329,7 +339,7 @@ class WorkerLoop:
                 self._join(effect.epoch)
             case Rejected(model, epoch, version, code, text):
                 error = rejected(model, epoch, version, code, text)
-                if not self._ready_queue.asked:  # if a call waits, it raises the error
+                if not self._ready_queue.asked:  # otherwise a call of the user raises the error
                     log.warning("%s", on_one_line(error))
                 self._ready_queue.reject(error)
             case Refused(code, text):
@@ -341,7 +351,7 @@ class WorkerLoop:
                 if self._examine is not None:
                     self._examine(check)
             case Notice("source", text):
-                self._lacking.warn(text, time.monotonic())
+                self._source_warning.warn(text, time.monotonic())
             case Notice(kind, text):
                 self._log(kind, f"{kind}: {text}", warning=effect.warning)
             case _:
@@ -349,7 +359,7 @@ class WorkerLoop:
 
     @property
     def cut_off_s(self) -> float | None:
-        """Seconds since the relay of this session has no publisher; None: it has one."""
+        """Seconds for which this session's relay has had no publisher; None: it has one."""
         at = self._machine.session.terms.cut_off_at if self._machine.in_session else None
         return None if at is None else time.monotonic() - at
 
@@ -377,20 +387,20 @@ class WorkerLoop:
 
     def _deliver(self, staged: StagedVersion, others: tuple[StagedVersion, ...]) -> None:
         small = staged.data.nbytes <= AT_ONCE_BYTES and not (others or staged.companions)
-        if small and self._at_once is not None and self._at_once(staged):
-            self._do_work(time.monotonic())  # send its report now: the publisher waits for it
+        if small and self._apply_here is not None and self._apply_here(staged):
+            self._do_work(time.monotonic())  # send the report now: the publisher waits for it
             self._ready_queue.wake()
             return
         for older in self._ready_queue.put(staged, *others):
-            self._done(Report(older.model, older.key, "newer"))
+            self._process_event(Report(older.model, older.key, "newer"))
 
-    def _done(self, event: LoopEvent) -> None:
+    def _process_event(self, event: LoopEvent) -> None:
         self._perform(self._machine.happened, event, time.monotonic())
 
     def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
-        """Return memory of the size that the effect names; None if there is not enough memory.
+        """Return memory of the size that the effect requires; None if there is not enough memory.
 
-        The copier prefaults memory for a later version when the copier is idle.
+        If the memory is for a later version, the copier prefaults it when idle.
         """
         try:
             if effect.key is not None:
@@ -398,11 +408,11 @@ class WorkerLoop:
             memory, touching = memory_ahead(effect.nbytes)
         except MemoryError:
             return None
-        self._copier.ahead(touching)
+        self._copier.run_when_idle(touching)
         return memory
 
-    def _reserving(self, effect: Reserve) -> Generator[None]:
-        """Allocate memory in the copier's thread."""
+    def _allocating(self, effect: Reserve) -> Generator[None]:
+        """Allocate memory in the copier's thread, and pass it to the machine."""
         memory: NDArray[np.uint8] | None = None
         try:
             memory = self._memory(effect)
@@ -414,18 +424,18 @@ class WorkerLoop:
         try:
             self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # all versions can still be fetched
-            self._unreachable.warn(error, time.monotonic())
+            self._data_warning.warn(error, time.monotonic())
 
 
 def _cause(error: Exception) -> str:
-    """Return an exception's type, text and place in the code."""
+    """Return an exception's type and text, and the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{at}"
+    line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{line}"
 
 
 def _failure_event(effect: Effect, why: str) -> LoopEvent | None:
-    """Return the event for a failed effect; None if the machine waits for no event."""
+    """Return the event of a failed effect; None if the machine expects no event of the effect."""
     match effect:
         case Ready(staged):
             return Report(staged.model, staged.key, "failed", why)

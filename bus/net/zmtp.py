@@ -1,10 +1,12 @@
-"""Either side of a data connection in ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+"""Speaks ZMTP 3 (ZeroMQ RFC 23, NULL security) for either side of a data connection.
+
+It uses no sockets: the caller receives into the memory that `room()` returns, and then calls
+`received()`. The caller sends the bytes in `outgoing`, but never between the frames of a message.
 
 libzmq receives each message into newly allocated memory: page faults, a hand-over between threads,
-and a copy to the final place together cost more than the network does. So the worker reads
-published messages itself, and most of a payload goes from the kernel directly to its place.
-(`pub.py` says why the publisher sends messages itself.) The caller receives into `room()` and then
-calls `received()`. It sends the bytes in `outgoing`, but never between the frames of a message.
+and a copy to the version's memory together cost more than the network does. So the worker reads
+published messages itself, and most of a payload goes from the kernel directly into the version's
+memory. (`pub.py` says why the publisher sends messages itself.)
 
     greeting (64 bytes) ──> READY ──> messages and commands
 
@@ -24,9 +26,9 @@ from ..protocol_limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 
 MORE, LONG, COMMAND = 1, 2, 4
 # The first byte of a subscriber's message: unsubscribe, subscribe, report, or ticket.
-OFF, ON, WORD, TICKET = b"\0", b"\1", b"\2", b"\3"
-SCRATCH_BYTES: Final = 8192  # bytes read ahead; at most so many of a payload are copied twice
-PIECE_BYTES: Final = 2**18  # bytes of a payload received at once, still in the cache when hashed
+OFF, ON, REPORT, TICKET = b"\0", b"\1", b"\2", b"\3"
+SCRATCH_BYTES: Final = 8192  # bytes read ahead: at most so many of a payload are copied once more
+PIECE_BYTES: Final = 2**18  # bytes of a payload received at once: few enough to hash in the cache
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # frames of a message; a later protocol may have several payloads
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -46,9 +48,10 @@ class Stream:
     """The protocol state of one connection, without the socket.
 
     Args:
-        place: Takes the topic and header of a message, and the size of its payload. Returns a lease
-            of the memory for the payload; the lease then replaces the message. If it returns None,
-            the payload is read and discarded, and the message has an empty payload.
+        place: Called with the topic and header of a message, and the size of its payload. Returns a
+            lease of the memory for the payload; `received` then returns the lease instead of the
+            message. If the result is None, the payload is read and discarded, and the message has
+            an empty payload.
         kind: This side's socket type. (The greeting is of ZMTP 3.0, where subscriptions are
             messages.)
         frame_max: The most bytes of a frame that is not a payload.
@@ -70,23 +73,24 @@ class Stream:
         self.state: State = "greeting"
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._have = 0  # number of received bytes in the scratch
+        self._have = 0  # number of received bytes in the scratch memory
         self.missing = 1  # bytes that must arrive before anything can be processed
         self.held = False  # whether a payload waits until earlier messages are processed
         self._frames: list[Buffer] = []  # frames of the message that is arriving
-        # The frame that is being received, if longer than the scratch: (flags, lease).
+        # The frame that is being received, if it is longer than the scratch memory. Without a
+        # lease, its bytes are discarded.
         self._body: tuple[int, Lease | None] | None = None
         self._topics: set[bytes] = set()
         self.first = b""  # a message to send before all others
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
-        """Subscribe to a topic, or unsubscribe."""
+        """Subscribe to a topic or, if not `on`, unsubscribe."""
         (self._topics.add if on else self._topics.discard)(topic)
         if self.state == "open":
             self._send(bytes([on]) + topic)
 
-    def say(self, body: bytes) -> bool:
-        """Queue a message of one frame if nothing else waits; return whether it was queued."""
+    def send_if_idle(self, body: bytes) -> bool:
+        """Queue a message of one frame if `outgoing` is empty; return whether it was queued."""
         if self.state != "open" or self.outgoing:
             return False
         self.outgoing += head_of(len(body), 0) + body
@@ -98,7 +102,7 @@ class Stream:
             self._send(b"\x04PING\0\0", COMMAND)
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes."""
+        """Return the memory into which to receive the next bytes."""
         if self._body is None:
             return self._scratch[self._have :]
         _, lease = self._body
@@ -109,8 +113,8 @@ class Stream:
     def received(self, count: int) -> Sequence[Arrived]:
         """Process bytes that were received into `room()`; return the messages that they complete.
 
-        If `held` is True afterwards, more input is buffered: process these messages, and call this
-        with 0 before `room()`.
+        If `held` is True afterwards, more input is buffered: process these messages, and then call
+        this method with 0 before `room()`.
 
         Raises:
             ZmtpError: The peer violates the protocol: close the connection.
@@ -126,7 +130,7 @@ class Stream:
         self.missing -= count
         if not self.missing:
             self._body, self.missing = None, 1
-            self._whole(flags, lease, messages)
+            self._long_frame(flags, lease, messages)
         return messages
 
     def close(self) -> None:
@@ -137,7 +141,7 @@ class Stream:
     # Parsing.
 
     def _parse(self, messages: list[Arrived]) -> None:
-        """Process complete frames in the scratch; begin a frame that does not fit into it."""
+        """Process complete frames in the scratch memory; begin a frame that does not fit."""
         scratch, have, at = self._scratch, self._have, 0
         self.held = False
         if self.state == "greeting" and have >= len(GREETING):
@@ -160,7 +164,7 @@ class Stream:
                 raise ZmtpError(f"a frame of {size} bytes; at most {self._frame_max} are allowed")
             if not payload and end - at <= SCRATCH_BYTES:
                 break
-            # earlier messages may decide where the payload goes
+            # The effects of earlier messages may decide where the payload goes.
             self.held = payload and bool(messages)
             if not self.held:
                 self._begin(flags, size, scratch[body:have], payload=payload)
@@ -179,7 +183,7 @@ class Stream:
         return len(GREETING)
 
     def _begin(self, flags: int, size: int, first_bytes: memoryview, *, payload: bool) -> None:
-        """Get memory for a frame that does not fit into the scratch; copy its first bytes there."""
+        """Get memory for a frame that is longer than the scratch; copy its first bytes there."""
         if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
         lease: Lease | None = None
@@ -192,8 +196,8 @@ class Stream:
             lease.view[: len(first_bytes)] = first_bytes
             lease.received(len(first_bytes))
 
-    def _whole(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
-        """Process a frame that did not fit into the scratch."""
+    def _long_frame(self, flags: int, lease: Lease | None, messages: list[Arrived]) -> None:
+        """Process a complete frame that was longer than the scratch."""
         if lease is not None and lease.message is None:
             self._frame(flags, lease.view, messages)
             return
@@ -202,7 +206,7 @@ class Stream:
         if lease is not None and len(messages) > before:
             messages[-1] = lease
         elif lease is not None:
-            lease.cancel()  # more frames follow than this protocol has
+            lease.cancel()  # more frames follow, which this protocol does not have
 
     def _frame(self, flags: int, body: Buffer, messages: list[Arrived]) -> None:
         # Process a complete frame: a command, or a part of a message.
@@ -243,13 +247,13 @@ def greeting_fault(greeting: Buffer, mechanism: bytes) -> str:
     """Return an error text for a greeting, which may be incomplete; "" if it is valid so far."""
     head = bytes(greeting[:32])
     signature, version, theirs = head[:10], head[10:11], head[12:32]
-    begins = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
-    if not begins or (version and version < b"\x03"):
+    valid = signature[:1] in (b"", b"\xff") and signature[9:10] in (b"", b"\x7f")
+    if not valid or (version and version < b"\x03"):
         return "the other side does not speak ZMTP 3"
     name = mechanism.ljust(20, b"\0")
     if not name.startswith(theirs):
-        asked = theirs.rstrip(b"\0").decode("latin1")
-        return f"the other side asks for {asked} security, not for {mechanism.decode()}"
+        wanted = theirs.rstrip(b"\0").decode("latin1")
+        return f"the other side asks for {wanted} security, not for {mechanism.decode()}"
     return ""
 
 
@@ -261,7 +265,7 @@ def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
     return heads + head_of(len(last), 0), last
 
 
-@lru_cache  # there are few sizes
+@lru_cache  # few different sizes occur
 def head_of(size: int, flags: int) -> bytes:
     """Return the head of a frame, which precedes its body."""
     if size < 256:
@@ -270,12 +274,12 @@ def head_of(size: int, flags: int) -> bytes:
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Return what remains of some buffers after `sent` bytes of them were sent."""
-    left: list[Buffer] = []
+    """Return the parts of these buffers that remain after the first `sent` bytes were sent."""
+    rest: list[Buffer] = []
     for part in parts:
         if sent >= len(part):
             sent -= len(part)
             continue
-        left.append(memoryview(part)[sent:] if sent else part)
+        rest.append(memoryview(part)[sent:] if sent else part)
         sent = 0
-    return left
+    return rest

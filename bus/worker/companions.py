@@ -1,8 +1,8 @@
-"""Companions: versions of several models that are published as one. (C2)
+"""Holds back versions of several models that are published as one, until all are here. (C2)
 
-Each names the others in its announcement. It stays staged until it is committed, and so is each of
-them that this worker wants, or a newer version of that model. Then they are ready at once, and the
-user applies them at once.
+Such versions are *companions*: the announcement of each names the others. A version stays staged
+until it is committed and, for each companion whose model this worker wants, the companion or a
+newer version is committed too. Then all become ready together, and the user applies them together.
 """
 
 from collections.abc import Mapping
@@ -12,42 +12,43 @@ from .version_store import VersionStore, WholeEntry
 
 
 class Companions:
-    """Makes the committed versions of a worker ready, once their companions are here.
+    """Makes the committed versions of a worker ready once their companions are committed.
 
     Args:
         stores: The versions of each model that the worker wants.
 
     Attributes:
-        waited_for: Whether a committed version may wait for companions.
+        any_waiting: Whether a committed version waited for companions at the last `complete`.
     """
 
     def __init__(self, stores: Mapping[str, VersionStore]) -> None:
-        self._stores, self.waited_for = stores, False
+        self._stores, self.any_waiting = stores, False
 
     def complete(self) -> list[Effect]:
-        """Make every committed version ready whose companions are here."""
+        """Make every committed version ready whose companions are committed."""
         staged = {m: store.in_phase["staged"] for m, store in self._stores.items()}
-        found = {m: entry for m, entry in staged.items() if entry is not None and entry.committed}
-        self.waited_for = False
-        while lacking := {m: text for m, e in found.items() if (text := self._lacks(e, found))}:
-            for model, text in lacking.items():
-                found.pop(model).blocked(text)
-                self.waited_for = True
-        if not found:
+        ready = {m: entry for m, entry in staged.items() if entry is not None and entry.committed}
+        self.any_waiting = False
+        # A version that must wait may itself be the companion of another: repeat until none is.
+        while waiting := {m: text for m, e in ready.items() if (text := self._missing(e, ready))}:
+            for model, text in waiting.items():
+                ready.pop(model).set_blocked(text)
+                self.any_waiting = True
+        if not ready:
             return []
-        for model, entry in found.items():
-            entry.blocked("")
+        for model, entry in ready.items():
+            entry.set_blocked("")
             self._stores[model].move(entry, "committed")
-        first, *others = (entry.staged for entry in found.values())
+        first, *others = (entry.staged for entry in ready.values())
         return [Ready(first, tuple(others))]
 
-    def _lacks(self, entry: WholeEntry, found: Mapping[str, WholeEntry]) -> str:
-        """Return which companion of a version is not here; "" if all are here."""
+    def _missing(self, entry: WholeEntry, ready: Mapping[str, WholeEntry]) -> str:
+        """Return the text for a companion that the version must wait for; "" if there is none."""
         for model, number in entry.announce.companions.items():
             if model not in self._stores:
                 continue
-            key, at = (entry.key[0], number), self._stores[model].in_phase
-            here = found.get(model), at["running"], at["ready"]
-            if not any(each is not None and each.key >= key for each in here):
+            key, in_phase = (entry.key[0], number), self._stores[model].in_phase
+            present = ready.get(model), in_phase["running"], in_phase["ready"]
+            if not any(each is not None and each.key >= key for each in present):
                 return f"version {number} of {model}, which is published as one with it"
         return ""

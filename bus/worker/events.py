@@ -1,4 +1,4 @@
-"""The events of a worker's machine other than messages: effects' results, users' actions."""
+"""The events of a worker's machine besides messages: results of effects, and users' actions."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -28,7 +28,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """The end of a copy; `crcs` is the checksum of each chunk, or None if the copy failed.
+    """The end of a copy; `crcs` has the checksum of each chunk, or is None if the copy failed.
 
     A copy fails if it is cancelled, or if the memory is locked or holds another version.
     """
@@ -56,13 +56,13 @@ class Decoded(msgspec.Struct, frozen=True):
 
 
 class SourceFetched(msgspec.Struct, frozen=True):
-    """Chunks that a `FetchFromSources` has fetched.
+    """Chunks that a `FetchFromSources` has fetched since the last such event.
 
     Attributes:
-        job: The fetching that this belongs to.
+        job: The job that has fetched them.
         chunks: Index and CRC-32C of each new chunk.
-        over: Whether nothing more is fetched.
-        faults: Why chunks are lacking, a text for each source.
+        over: Whether the job has ended.
+        faults: Why chunks are missing, with a text for each source that failed.
     """
 
     job: SourceFetch
@@ -84,19 +84,19 @@ class Report(msgspec.Struct, frozen=True):
 
     Attributes:
         model, key: The model's name, and the version's (epoch, version).
-        what: An event of `phases.py`. `declined`: the version was rejected or did not fit, and the
+        what: An event of `tables.py`. `declined`: the version was rejected or did not fit, and the
             previous version still runs. `failed`: there is no memory for the version now. `torn`:
             the apply failed half-way, and no version runs. `newer`: another version is or will be
             applied instead of this one.
         text: Why the version was not applied; for an applied version, a remark to report.
         digest: The digest of the bytes, if they were not hashed before the apply; otherwise empty.
         still: Whether the deadline has passed but the user's code has not returned. If so, the
-            version keeps its phase until the report that the code has returned. (W24)
+            version keeps its phase until another report says that the code has returned. (W24)
         bytes: The memory that has the applied bytes from now on: the version's staging buffer, or
             the memory of the model. None: no such memory is known.
-        kept: Whether the user continues to use the version's buffer. If so, it must not be reused.
-        misfit: Whether the version was rejected since the model has other names, shapes or dtypes
-            now.
+        kept: Whether the user still uses the version's buffer, so that it must not be reused.
+        misfit: Whether the version was rejected because the model now has other names, shapes or
+            dtypes.
     """
 
     model: str
@@ -119,7 +119,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The user wants only the version `key`; if `key` is None, the latest version again."""
+    """The user wants only the version `key`. If `key` is None: the user wants the latest again."""
 
     model: str
     key: tuple[int, int] | None
@@ -132,18 +132,18 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """A request to report, by `Flushed`, that the publisher has received earlier messages."""
+    """A request for a `Flushed` effect, once the publisher has received all earlier messages."""
 
     mark: int
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """The result of `Probe`: whether a publisher answers there."""
+    """The result of `Probe`: whether a publisher answers at the probed address."""
 
     reached: bool
 
 
-OfModel = (
+OfModel = (  # the events that have a `model`
     Granted | Opened | Copied | Decoded | SourceFetched | Report | Waits | Wanted
-)  # these have a `model`
+)
 LoopEvent = OfModel | Examined | Flush | Probed

@@ -1,7 +1,7 @@
 """Decides when a worker requests the latest version of a model. (W4)
 
-A failed version that is to be tried again is requested after ever longer pauses. If the user wants
-only one particular version, that version is requested by its number, once it exists.
+After a temporary failure, a version is requested again after ever longer pauses. If the user wants
+only one particular version, the planner requests that version by its number, once it exists.
 """
 
 import math
@@ -19,16 +19,16 @@ class _Exact(Struct, frozen=True):
     """The only version that the user wants."""
 
     key: Key
-    gone: bool = False  # the publisher no longer has it
-    asked_at: float = -math.inf  # when it was requested last
+    gone: bool = False  # the publisher no longer has the version
+    requested_at: float = -math.inf  # when the version was requested last
 
 
 class _Backoff(Struct, frozen=True):
     """A pause in the requests for a version that failed."""
 
     key: Key
-    until: float  # the end of the pause
-    pause: float  # its length in seconds
+    until: float  # when the pause ends
+    pause: float  # how long the pause is, in seconds
 
 
 class FetchPlanner:
@@ -43,22 +43,26 @@ class FetchPlanner:
     def __init__(self, model: str, versions: VersionStore, timing: Timing) -> None:
         self._model, self._versions, self._timing = model, versions, timing
         self.only: Key | None = None  # the only version that the user wants, if any
-        self._exact = _Exact((0, 0))  # `only`, or its last value: the user may poll for it again
-        self._latest_at = -math.inf  # when an announcement or a layout was requested last
-        self._answered = -math.inf  # when the last answered ping was sent
+        # State of `only`. It outlives `only`, since the user may wait for the same version again.
+        self._exact = _Exact((0, 0))
+        self._latest_requested_at = -math.inf  # when an announcement or a layout was requested last
+        self._answered_ping_at = -math.inf  # when the last answered ping was sent
         self._backoff = _Backoff((0, 0), 0.0, 0.0)
 
     def reconnected(self) -> None:
-        """Begin a session, in which the latest version may be requested at once."""
-        self._latest_at = -math.inf
+        """Begin a session: the latest version may be requested at once."""
+        self._latest_requested_at = -math.inf
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """Request a new version, whose number is in a beacon, a welcome or a stray chunk."""
+        """Process a version number from a beacon, welcome, pong or chunk; request it if it is new.
+
+        If the user wants only one version, that version is requested instead.
+        """
         arriving, key = self._versions.in_phase["arriving"], (epoch, version)
-        news = self._versions.hear(key)
+        is_new = self._versions.hear(key)
         if self.only is not None:
-            return self.exact(now)
-        if version == 0 or not news:
+            return self.request_only(now)
+        if version == 0 or not is_new:
             return []
         if arriving is not None and (key <= arriving.key or self._versions.mode == "catching-up"):
             return []
@@ -70,34 +74,37 @@ class FetchPlanner:
         return self.request_latest(epoch, now)
 
     def request_latest(self, epoch: int, now: float, *, at_once: bool = False) -> list[Effect]:
-        """Request the latest version, unless a request was sent a moment ago."""
+        """Request the latest version, or the only version that the user wants.
+
+        If a request was sent a moment ago, no other is sent, unless `at_once` is true.
+        """
         if self.only is not None:
-            return self.exact(now)
-        if now - self._latest_at < self._timing.quiet and not at_once:
+            return self.request_only(now)
+        if now - self._latest_requested_at < self._timing.quiet and not at_once:
             return []
-        self._latest_at = now
+        self._latest_requested_at = now
         waiting = self._versions.in_phase["announced"]
         layout = waiting is not None and waiting.lacks == "layout"
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
-    def layout(self, key: Key, now: float) -> list[Effect]:
+    def request_layout(self, key: Key, now: float) -> list[Effect]:
         """Request the layout of an announced version. (W7)"""
-        self._latest_at = now
+        self._latest_requested_at = now
         epoch, version = key
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
 
     def answered(self, sent_at: float) -> None:
         """Record that the ping sent at `sent_at`, and every earlier request, was answered. (W12)"""
-        self._answered = sent_at
+        self._answered_ping_at = sent_at
         arriving = self._versions.in_phase["arriving"]
         if arriving is not None:
             arriving.transfer.answered(sent_at)
 
-    def due(self, now: float) -> bool:
+    def layout_overdue(self, now: float) -> bool:
         """True if a requested layout is overdue, so that it should be requested again. (W7)"""
-        passed = self._answered > self._latest_at
-        patience = self._timing.patience if passed else self._timing.patience_max
-        return now - self._latest_at >= patience
+        ping_answered = self._answered_ping_at > self._latest_requested_at
+        patience = self._timing.patience if ping_answered else self._timing.patience_max
+        return now - self._latest_requested_at >= patience
 
     # Exactly one version, where the user wants no other. (W8)
 
@@ -105,9 +112,9 @@ class FetchPlanner:
         """Set the only version to fetch. None: from now on, fetch the latest version again."""
         self.only = key
         if key is None:
-            for late in self._versions.all("announced", "arriving"):
-                if self.outdated(late.key):  # it was fetched although a newer version is here
-                    self._versions.move(late, "newer")
+            for entry in self._versions.all("announced", "arriving"):
+                if self.outdated(entry.key):  # fetched for the user although a newer one is here
+                    self._versions.move(entry, "newer")
             return self.hear_of(*self._versions.newest_known, now)
         if key != self._exact.key:
             self._exact = _Exact(key)
@@ -118,13 +125,16 @@ class FetchPlanner:
         for other in self._versions.all("announced", "arriving"):
             if other.key != key:
                 self._versions.move(other, "newer")
-        here = self._versions.find(key, "staged")
-        if here is not None:
-            return [WholeStaged(here.staged)]
-        return self.exact(now)
+        staged = self._versions.find(key, "staged")
+        if staged is not None:
+            return [WholeStaged(staged.staged)]
+        return self.request_only(now)
 
-    def exact(self, now: float) -> list[Effect]:
-        """Request the only version that the user wants, if it exists and is not here yet."""
+    def request_only(self, now: float) -> list[Effect]:
+        """Request the only version that the user wants, if it exists and is not here yet.
+
+        If that version can no longer be applied, report this to the user instead.
+        """
         only, versions, running = self.only, self._versions, self._versions.in_phase["running"]
         if only is None:
             return []
@@ -136,13 +146,16 @@ class FetchPlanner:
             return []
         if only == self._backoff.key and now < self._backoff.until:  # W36
             return []
-        if now - self._exact.asked_at < self._timing.quiet:
+        if now - self._exact.requested_at < self._timing.quiet:
             return []
-        self._exact = replace(self._exact, asked_at=now)
+        self._exact = replace(self._exact, requested_at=now)
         return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
 
     def gone(self, epoch: int, version: int) -> list[Effect]:
-        """Record that the publisher no longer has a version, so that later polls for it fail."""
+        """Record that the publisher no longer has a version, if it is the only one wanted.
+
+        Later `want` calls for the same version then fail at once. Epoch 0: the wanted one's epoch.
+        """
         key = (epoch or self._exact.key[0], version)
         if key != self._exact.key or self._versions.has(key):
             return []
@@ -150,42 +163,42 @@ class FetchPlanner:
         return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
-        """Give up the only version wanted if it is older than `key`, which all workers apply."""
+        """Give up the only version wanted if it is older than `key`, which was committed."""
         overtaken = self.only is not None and self.only < key
         return self.forgo("all workers go on to a newer one") if overtaken else []
 
     def forgo(self, why: str) -> list[Effect]:
-        """Abandon the only version wanted, and report to the user why it is unavailable."""
+        """Give up the only version wanted, and report to the user why it is unavailable."""
         only, self.only = self.only, None
         if only is None:
             return []
-        text = f"it was asked for alone, and is not to be had any more: {why}; ask for a newer one"
+        text = f"this one version was requested, but is unavailable: {why}; request a newer one"
         return [Rejected(self._model, *only, "gone", text)]
 
     def is_wanted(self, key: Key) -> bool:
-        """True if a version is the only version wanted, and may still arrive."""
+        """True if a version is the only version wanted, and is still needed."""
         return key == self.only and key not in self._versions.rejected and not self.outdated(key)
 
     def outdated(self, key: Key) -> bool:
-        """True if a version is no longer needed, since that or a newer version is here.
+        """True if a version is no longer needed, since this version or a newer one is here.
 
         For the only version wanted, a newer version counts only if its apply has begun.
         """
         if key != self.only:
             return key <= self._versions.newest
-        given = [entry.key for entry in self._versions.all("staged", "ready")]
+        waiting = [entry.key for entry in self._versions.all("staged", "ready")]
         begun = [entry.key for entry in self._versions.all("applying", "running")]
-        return key in given or key <= max(begun, default=(0, 0))
+        return key in waiting or key <= max(begun, default=(0, 0))
 
-    # Failed versions that are tried again. (W36)
+    # Versions that are tried again after a failure. (W36)
 
     def back_off(self, key: Key, now: float) -> None:
-        """Pause the requests for a version: for twice as long as the last time."""
+        """Pause the requests for a version. The second and each later pause is twice as long."""
         longer = min(2 * self._backoff.pause, self._timing.patience_max)
         pause = longer if key == self._backoff.key else self._timing.patience
         self._backoff = _Backoff(key, now + pause, pause)
 
     def end_backoff(self, key: Key) -> None:
-        """End the pause of a version that is unavailable: an older version may be the latest."""
+        """End the pause for a version that is unavailable: an older version may be the latest."""
         if key == self._backoff.key:
             self._backoff = replace(self._backoff, until=-math.inf)

@@ -1,8 +1,8 @@
-"""The group keys of a worker's session, which open sealed messages and chunks.
+"""Holds the group keys of a worker's session and decrypts sealed messages and chunks with them.
 
-There are two keys during a rotation; the older key is dropped soon after. Published messages other
-than chunks carry a counter, which grows under each key: a message whose counter is not above the
-last one is a replay.
+During a key rotation a worker has two keys; the older one expires soon after. Published messages
+other than chunks carry a counter, which increases with each message under a key: a message whose
+counter is not above the last accepted one is a replay.
 """
 
 import math
@@ -23,7 +23,7 @@ from ..messages import Announce, Beacon, End, Patch, PublisherMessage, SealedChu
 from ..protocol_limits import GROUP_KEYS_MAX
 from ..sealer import subject_of
 
-_NO_SECRET: tuple[str, bytes, bytes] = "", b"", b""
+_NO_SECRET: tuple[str, bytes, bytes] = "", b"", b""  # id of the key, subject, version key
 
 
 class Keyring:
@@ -57,25 +57,25 @@ class Keyring:
         """  # E6
         self._key_missing = False
         received = [_group_key(key) for key in keys]
-        here = [at for at, key in enumerate(received) if key.id in self._keys]
-        for key in received[max(here, default=-1) + 1 :]:
+        known = [index for index, key in enumerate(received) if key.id in self._keys]
+        for key in received[max(known, default=-1) + 1 :]:
             self._keys[key.id] = key
             self._old_keys_expire_at = until
-        self._keep(GROUP_KEYS_MAX)
+        self._keep_newest(GROUP_KEYS_MAX)
 
     def lacks(self, now: float) -> bool:
         """Drop expired keys; return whether a message was sealed with an unknown key."""
         if now >= self._old_keys_expire_at:
             self._old_keys_expire_at = math.inf
-            self._keep(1)
+            self._keep_newest(1)
         return self._key_missing
 
-    def _key(self, key: str | None) -> GroupKey | None:
-        found = self._keys.get(key or "")
+    def _find(self, key_id: str | None) -> GroupKey | None:
+        found = self._keys.get(key_id or "")
         self._key_missing |= found is None
         return found
 
-    def _keep(self, count: int) -> None:
+    def _keep_newest(self, count: int) -> None:
         for old in list(self._keys)[:-count]:
             del self._keys[old]
             self._counts.pop(old, None)
@@ -84,14 +84,15 @@ class Keyring:
     def opening(
         self, announce: Announce, chunk: SealedChunk, size: int, patch: Patch | None = None
     ) -> Opening | None:
-        """Return the `Opening` that decrypts a chunk of a version or patch; None: unknown key."""
+        """Return what decrypts a chunk of a version or patch; None if its key is unknown."""
         subject = subject_of(announce, patch)
         return self._opening(subject, CHUNK, chunk.index, size, chunk.key, chunk.tag)
 
     def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
-        """Return the decrypted layout or data of an announcement; None if a layout is damaged.
+        """Return the decrypted layout or data of an announcement.
 
-        For damaged data the result is empty: the data is then fetched, like any damaged chunk.
+        If it cannot be decrypted, the result is None for a layout and empty for data. The data is
+        then fetched, like any damaged chunk.
         """
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK
@@ -112,7 +113,7 @@ class Keyring:
         key_id: str | None,
         tag: str | None,
     ) -> Opening | None:
-        key = self._key(key_id)
+        key = self._find(key_id)
         if key is None or tag is None:
             return None
         if self._secret[:2] != (key.id, subject.names):
@@ -125,8 +126,8 @@ class Keyring:
     ) -> PublisherMessage | None:
         """Return a published message, decrypted; None if it is unsealed, not authentic or a replay.
 
-        The message counts as accepted unless `counts` is false: its payload has not arrived yet. A
-        sealed chunk is returned as it is.
+        A sealed chunk is returned as it is. If `counts` is false, the payload has not arrived yet,
+        and the message does not count as accepted: it is no replay when it is complete.
         """  # E4, E5
         if not isinstance(message, SealedMessage):
             return message if isinstance(message, SealedChunk) else None
@@ -141,7 +142,7 @@ class Keyring:
         self, sealed: SealedMessage, payloads: Sequence[Buffer], *, counts: bool
     ) -> PublisherMessage | None:
         """Return the decrypted message; None if it is not authentic, or a replay."""
-        key, count = self._key(sealed.key), sealed.count
+        key, count = self._find(sealed.key), sealed.count
         if key is None or count <= self._counts.get(key.id, 0):  # E5
             return None
         plain = key.open_message(count, sealed.sealed)

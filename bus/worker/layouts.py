@@ -1,4 +1,4 @@
-"""Decides whether a worker accepts an announced version, whose layout must be valid and fit."""
+"""Decides whether a worker accepts an announced version, from its sizes and its layout."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -18,20 +18,20 @@ Accepts = Callable[[str, Layout], str]
 Boxes = Callable[[Layout], Mapping[str, Box | None]]
 Fault = tuple[str, str]  # a code of `failed`, and the reason in words
 
-LAYOUTS_KEPT = 4  # layouts to keep, so that a model that alternates between them sends none again
-LAYOUTS_BYTES_KEPT = 2**22  # of their headers; a parsed header takes about five times as much
+LAYOUTS_KEPT = 4  # layouts to cache, so that a model may alternate between a few of them
+LAYOUTS_BYTES_KEPT = 2**22  # bytes of their headers; a parsed header takes about five times as much
 
-# The fields of an announcement that a fault depends on.
+# Returns the fields of an announcement that decide whether it is acceptable.
 about = attrgetter(
     *("layout", "nbytes", "layout_bytes", "chunk_bytes"), *("encoding", "encryption")
 )
 
 
 class Expected(NamedTuple):
-    """What is known of the versions of a model before the first announcement."""
+    """What is known about a model's versions before the first announcement."""
 
-    nbytes: int = 0  # 0: unknown
-    layout_bytes: int = PREFIX_BYTES + LAYOUT_BYTES_MAX  # the most bytes of a layout
+    nbytes: int = 0  # size of a version; 0: unknown
+    layout_bytes: int = PREFIX_BYTES + LAYOUT_BYTES_MAX  # the largest acceptable layout
     keyring: Keyring | None = None  # decrypts the versions; None if they are not encrypted
     patches: bool = False  # whether patches are accepted
     boxes: Boxes | None = None  # returns the slices that the worker takes; None: it takes all
@@ -58,14 +58,14 @@ class Acceptance:
         bytes_max: int,
         expected: Expected = Expected(),  # noqa: B008 - it cannot change
     ) -> None:
-        room = max(LAYOUT_BYTES_GUARANTEED, bytes_max // LAYOUT_MEMORY)
-        self.layout_bytes_max = min(expected.layout_bytes, room)
-        known = expected.layout_bytes < Expected().layout_bytes
-        self._tensors_max = TENSORS_MAX if known else TENSORS_UNKNOWN_MAX
+        limit = max(LAYOUT_BYTES_GUARANTEED, bytes_max // LAYOUT_MEMORY)
+        self.layout_bytes_max = min(expected.layout_bytes, limit)
+        size_known = expected.layout_bytes < Expected().layout_bytes
+        self._tensors_max = TENSORS_MAX if size_known else TENSORS_UNKNOWN_MAX
         self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
-        self._part = expected.boxes is not None
-        # The layouts by id, each with whether it was found to fit here.
+        self._takes_part = expected.boxes is not None
+        # The layouts by id, each with a flag: whether `accepts` has accepted it.
         self._known: dict[str, tuple[Layout, bool]] = {}
         self.usual: dict[tuple[object, ...], Layout] = {}
 
@@ -75,7 +75,7 @@ class Acceptance:
         return None if known is None else known[0]
 
     def learn(self, announce: Announce, header: Buffer) -> Fault | None:
-        """Parse and keep the layout of an announcement; return its fault, None if it has none."""
+        """Parse and cache an announcement's layout; return its fault, or None if it is valid."""
         fault = self.size_fault(announce)  # checked before the layout is parsed
         if fault is not None:
             return fault
@@ -91,13 +91,14 @@ class Acceptance:
         if layout.id != announce.layout:
             text = f"the layout hashes to {layout.id}, but {announce.layout} was announced"
             return "layout-invalid", text
-        self._known.setdefault(layout.id, (layout, False))  # layouts are compared by identity
-        while self._too_many():
+        # A known layout stays the same object, since layouts are compared by identity.
+        self._known.setdefault(layout.id, (layout, False))
+        while self._cache_full():
             del self._known[next(iter(self._known))]
             self.usual = {}
         return None
 
-    def _too_many(self) -> bool:
+    def _cache_full(self) -> bool:
         nbytes = sum(len(layout.header) for layout, _ in self._known.values())
         count = len(self._known)
         return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
@@ -116,18 +117,21 @@ class Acceptance:
         return None
 
     def doubt(self, layout_id: str) -> None:
-        """Forget that a layout fits, so that it is checked again before its next use."""
+        """Forget that a layout was accepted, so that it is checked again before its next use."""
         known = self._known.get(layout_id)
         if known is not None:
             self._known[layout_id] = known[0], False
         self.usual = {}
 
     def fault(self, announce: Announce) -> Fault | None:
-        """Return the fault of a version, as far as is known; None if it is acceptable."""
+        """Return the fault of a version; None if it is acceptable, as far as is known.
+
+        If its layout is not known yet, only the announcement is checked.
+        """
         if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
-            return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"
-        if announce.nbytes > self.bytes_max and not self._part:  # of a part, `Follower` knows
+            return "unsupported", f"{what}; this worker accepts 'raw' and {self._encryption!r}"
+        if announce.nbytes > self.bytes_max and not self._takes_part:  # `Follower` checks parts
             text = f"{announce.nbytes} bytes; this worker accepts at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"
         if (fault := self.size_fault(announce)) is not None:

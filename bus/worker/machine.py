@@ -1,8 +1,9 @@
-"""The worker's behaviour, without sockets, threads or clocks.
+"""The state machine of a worker: takes messages, events and the time, and returns effects.
 
-`session.py` has the worker's session. Inside a session, each message goes to the follower of its
-model (`follower.py`). Outside a session, the worker keeps its staged and running versions and keeps
-sending hello, so workers rejoin a restarted publisher by themselves.
+It has no sockets, threads or clocks. `session.py` has the worker's session. In a session, each
+message about a model goes to the follower of that model (`follower.py`). Outside a session, the
+worker keeps its staged and running versions and keeps sending hello, so it rejoins a restarted
+publisher by itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,12 +73,12 @@ from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .session import Session
 from .tables import TURNED_AWAY
-from .transfer import place_for
+from .transfer import lease_for
 from .version_store import VersionStore
 
 FLUSHING = 2**52  # a ping's token of at least this marks a flush; a smaller token is the time
 
-# The messages that concern one model, and the others.
+# The messages about one model, and the messages about the session.
 OfModel = (Abort | Announce | Beacon | Checksums | Chunk | Commit | End) | (
     Piece | Prepare | Rename | SealedChunk
 )
@@ -96,11 +97,11 @@ class WorkerMachine:
         timing: The timeouts and intervals. The worker pings more often if a welcome requires that.
         keyring: Decrypts versions with the keys that arrive on the control connection; None if
             versions are not encrypted.
-        addresses: The publisher's control addresses, in order of preference. They are named to
-            users, and effects have their indices.
+        addresses: The publisher's control addresses, in order of preference. They appear in texts;
+            effects refer to them by index.
 
     Attributes:
-        addresses: The addresses, and the one that the worker is with.
+        addresses: The addresses, and which of them the worker uses.
         session: The session with the publisher, or the attempts to begin one.
         malformed: The number of messages dropped because they violate the protocol.
     """
@@ -118,34 +119,34 @@ class WorkerMachine:
     ) -> None:
         self.identity = identity
         patches = DELTA in identity.features
-        like = {m: (expected or {}).get(m, Expected()) for m in models}
-        known = {m: e._replace(keyring=keyring, patches=patches) for m, e in like.items()}
+        given = {m: (expected or {}).get(m, Expected()) for m in models}
+        complete = {m: e._replace(keyring=keyring, patches=patches) for m, e in given.items()}
         self.timing, self._keyring = timing or Timing(), keyring
-        stores = {model: VersionStore() for model in known}
+        stores = {model: VersionStore() for model in complete}
         self._companions = Companions(stores)
         self.followers = {
             m: Follower(m, accepts, bytes_max, self.timing, e, self._companions, stores[m])
-            for m, e in known.items()
+            for m, e in complete.items()
         }
         self._bytes_max = bytes_max
         self.addresses = Addresses(addresses, self.timing)
         self.session = Session(self.timing)
-        self.welcomes = 0  # welcomes so far
-        self.malformed = 0  # messages dropped because they violate the protocol
-        self._whole = bytearray(WHOLE_BYTES_MAX)  # receives one small version
+        self.welcomes = 0  # number of welcomes received
+        self.malformed = 0
+        self._whole = bytearray(WHOLE_BYTES_MAX)  # receives the data of one small version
         self._ages = Ages()
-        # The epoch that `outbid` named last, when, and the pause until it names that again.
+        # The epoch of the last hello by `outbid`, its time, and the pause before it is repeated.
         self._outbids = 0, 0.0, 0.0
         self._checks = TokenBucket(CHECKS, 0.0)
 
     # Incoming messages.
 
     def receive(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
-        """Process a control message. Never raises: a malformed message is dropped."""
+        """Process a control message. A malformed message is dropped, and raises no error."""
         return self._receive(frames, now, pushed=False)
 
     def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
-        """Process a published message: its frames, topic included, or the lease of its payload."""
+        """Process a published message: its frames with the topic, or the lease of its payload."""
         effects: list[Effect] = []
         inside = self.session.phase == "inside"
         if inside and not self.session.terms.subscribed:  # the message proves the subscription
@@ -156,15 +157,15 @@ class WorkerMachine:
         if inside and isinstance(message := arrived.message, OfModel):
             effects += self._process_of_model(message, arrived, now, pushed=True)
         if arrived.live:
-            arrived.cancel()  # not used: its message is no longer needed
+            arrived.cancel()  # nothing has used the payload: its message is no longer needed
         return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
         """Return a lease of the memory for a published message's payload, or None.
 
         `frames` are the topic and the header. Once the payload is complete, pass the lease to
-        `receive_published`; otherwise cancel the lease. None means that the payload is not needed:
-        discard it, and pass the message with an empty payload.
+        `receive_published`. If it will not be complete, cancel the lease. None means that the
+        payload is not needed: discard it, and pass the message with an empty payload.
         """
         try:
             header, _ = from_publisher([frames[1], b""])
@@ -181,21 +182,21 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk | SealedChunk):
             return follower.place(message, size)
-        fits = message.whole is not None and size == message.nbytes and not follower.cuts
+        fits = message.whole is not None and size == message.nbytes and not follower.takes_part
         if keyring is None and fits:
             leased = follower.versions.lend(message) if size <= WHOLE_BYTES_MAX else None
             if leased is not None:
                 return leased
         if message.whole is None and not follower.wants_layout(message):
             return None
-        lease = place_for(message, size, self._whole)
+        lease = lease_for(message, size, self._whole)
         if lease is not None and keyring is not None:
             keyring.count(header)  # without a lease, the message counts when it is received
         return lease
 
-    def awaits(self) -> int:
-        """Return the most requested bytes that may arrive at once on the control connection."""
-        return sum(follower.awaits for follower in self.followers.values())
+    def in_flight_max(self) -> int:
+        """Return the most requested bytes that may be in flight on the control connection."""
+        return sum(follower.in_flight_max for follower in self.followers.values())
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
@@ -206,11 +207,11 @@ class WorkerMachine:
         if isinstance(message, Check):  # checks are not answered when published (W35, E1)
             return [] if pushed else self._process(message, now, pushed=False)
         keyring = self._keyring if pushed else None
-        heard = message if keyring is None else keyring.published(message, payloads)
-        if isinstance(heard, OfModel):
+        plain = message if keyring is None else keyring.published(message, payloads)
+        if isinstance(plain, OfModel):
             payload = payloads[0] if payloads else None
-            return self._process_of_model(heard, payload, now, pushed=pushed)
-        return self._process(heard, now, pushed=pushed)
+            return self._process_of_model(plain, payload, now, pushed=pushed)
+        return self._process(plain, now, pushed=pushed)
 
     def _process(
         self, message: OfSession | SealedMessage | None, now: float, *, pushed: bool
@@ -233,7 +234,8 @@ class WorkerMachine:
             case _ if session.phase != "inside":
                 return []
             case _ if message.epoch != session.terms.epoch:
-                # The publisher restarted, or our welcome was damaged: a hello finds out which.
+                # The publisher restarted, or its welcome was damaged: the answer to a hello shows
+                # which epoch is right.
                 return self._hello_if_due(now)
             case Rekey():
                 session.heard(now, pushed=pushed)
@@ -256,12 +258,12 @@ class WorkerMachine:
 
     def _ignores(self, chunk: AnyChunk, *, pushed: bool) -> bool:
         """True if a chunk must not change any state, since it is not authenticated."""
-        follower, keyed = self.followers.get(chunk.model), self._keyring is not None
-        arrives = follower is not None and follower.versions.find(
+        follower, encrypted = self.followers.get(chunk.model), self._keyring is not None
+        arriving = follower is not None and follower.versions.find(
             (chunk.epoch, chunk.version), "arriving"
         )
-        unfit = isinstance(chunk, SealedChunk) != keyed  # E1
-        return unfit or (pushed and keyed and not arrives)  # E4
+        unfit = isinstance(chunk, SealedChunk) != encrypted  # E1
+        return unfit or (pushed and encrypted and not arriving)  # E4
 
     def _process_of_model(
         self,
@@ -273,19 +275,20 @@ class WorkerMachine:
     ) -> list[Effect]:
         """Process a well-formed message that concerns one model. (W3)"""
         session, inside = self.session, self.session.phase == "inside"
-        ignored = elsewhere = not inside or message.epoch != session.terms.epoch
+        ignored = foreign = not inside or message.epoch != session.terms.epoch
         match message:
-            case SealedChunk() if not elsewhere:
+            case SealedChunk() if not foreign:
                 ignored = self._ignores(message, pushed=pushed)
-            case Chunk() | Piece() if not elsewhere and self._keyring is not None:
+            case Chunk() | Piece() if not foreign and self._keyring is not None:
                 ignored = self._ignores(message, pushed=pushed)
             case _:
                 pass
         if ignored:
             if not pushed:
                 session.answered(now)
-            # The publisher restarted, or our welcome was damaged: a hello finds out which.
-            return self._hello_if_due(now) if inside and elsewhere else []
+            # The publisher restarted, or its welcome was damaged: the answer to a hello shows which
+            # epoch is right.
+            return self._hello_if_due(now) if inside and foreign else []
         session.heard(now, pushed=pushed)
         follower = self.followers.get(message.model)
         if follower is None:
@@ -298,7 +301,7 @@ class WorkerMachine:
                 return follower.checksums(message, data or b"", now)
             case Announce():
                 if message.workers and RELAY not in self.identity.features:
-                    message = replace(message, workers=[])  # they concern relays
+                    message = replace(message, workers=[])  # only relays use these names
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
                     sealed = message.encryption == AES_256_GCM  # else it is `unsupported` (E1)
@@ -316,7 +319,7 @@ class WorkerMachine:
                 return follower.planner.hear_of(message.epoch, message.version, now)
             case Rename():
                 return follower.renamed(message, now)
-            case Prepare():  # map now, so that the first version does not wait for that (S11)
+            case Prepare():  # map now, so that the first version does not wait for it (S11)
                 wanted = session.terms.shared and message.nbytes <= self._bytes_max
                 return [Prefault(message.shared, message.nbytes)] if wanted else []
 
@@ -324,7 +327,8 @@ class WorkerMachine:
         """Examine the current weights, unless checks arrive too often."""  # W35
         if self._checks.take(1, now):
             return [Examine(check)]
-        return [Send(unchecked(check, "busy", "it was asked too often: ask again in a moment"))]
+        text = "this worker was checked too often: check again in a moment"
+        return [Send(unchecked(check, "busy", text))]
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -334,7 +338,7 @@ class WorkerMachine:
         return effects
 
     def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
-        # Handle a publisher's refusal of a hello or request.
+        # Handle the publisher's refusal of a hello or of a request.
         match refuse.code:
             case "unknown-worker":
                 self.session.change("unknown")  # W20
@@ -352,7 +356,7 @@ class WorkerMachine:
 
     @property
     def in_session(self) -> bool:
-        """True while there is a session."""
+        """True while the worker has a session."""
         return self.session.phase == "inside"
 
     @property
@@ -370,14 +374,16 @@ class WorkerMachine:
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
     def hello_for(self, job: SourceFetch) -> Hello:
-        """Return the hello for a source of a version. (N1, T5)"""
+        """Return the hello that this worker sends to a source of a version. (N1, T5)"""
         features = [] if job.cut is None else [PARTS]
         return replace(self.identity, models={job.announce.model: None}, features=features)
 
     def outbid(self, epoch: int, started_by: float, now: float) -> list[Effect]:
-        """Return a hello that names a later epoch than the session's, of workers behind this relay.
+        """Return a hello with `epoch`, a later epoch that workers behind this relay have reported.
 
-        The publisher may then take a later one. The hello is repeated after ever longer pauses.
+        The publisher may then change to a later epoch. The hello is repeated after ever longer
+        pauses. No effects are returned if `epoch` is not later, if a hello is not due, or without a
+        session.
         """  # R10
         if not self.in_session or epoch <= self.session.terms.epoch:
             return []
@@ -388,7 +394,7 @@ class WorkerMachine:
         pause = min(2 * pause, longest) if epoch == last else shortest
         self._outbids = epoch, now, pause
         age_ms = min(INTEGER_MAX, max(0, round((now - started_by) * 1000)))
-        running = {model: its.running for model, its in self.followers.items()}
+        running = {model: follower.running for model, follower in self.followers.items()}
         self.session.sent_hello(now)
         return [Send(replace(self.identity, models=running, epoch=epoch, age_ms=age_ms))]
 
@@ -417,7 +423,7 @@ class WorkerMachine:
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """Begin the session; `memory` is None if the publisher's cannot be read. (W28, S2)"""
+        """Begin the session; `memory`: the publisher's; None: it cannot be read. (W28, S2)"""
         shared, before = memory is not None, self.session.terms.data
         self.session.begin(welcome, now, shared=shared)
         self.addresses.welcomed(now)
@@ -431,8 +437,8 @@ class WorkerMachine:
         for model, follower in self.followers.items():
             effects.append(Subscribe(control_topic(model), on=True))
             pieces = self.session.terms.parts and PARTS in self.identity.features
-            on = follower.versions.mode == "following" and not (shared or pieces)
-            effects.append(Subscribe(follower.patches.topic, on=on))
+            pushed = follower.versions.mode == "following" and not (shared or pieces)
+            effects.append(Subscribe(follower.patches.topic, on=pushed))
             latest = welcome.models.get(model, 0)
             effects += follower.reconnected(
                 welcome.epoch, latest, now, shared=shared, pieces=pieces
@@ -440,34 +446,34 @@ class WorkerMachine:
         return effects
 
     def _turned_away(self, fault: Fault, now: float) -> list[Effect]:
-        """End the session, and go on to another address if there is one."""
+        """End the session, since the publisher refuses the worker; try another address if any."""
         if self.addresses.several:
             return self._change_over(fault, now)
         self.session.change("refused")
         return [Refused(fault.code, fault.text)]
 
     def _change_over(self, fault: Fault, now: float) -> list[Effect]:
-        """Leave this address for the next one. After a round, report who refuses the worker."""
+        """Leave this address for the next one. After each round, report the refusals."""
         addresses, effects = self.addresses, list[Effect]()
-        left, untried = addresses.name, addresses.untried
+        before, first_round = addresses.name, addresses.in_first_round
         pause = addresses.leave(fault, self.session.hello_at, now)
-        if untried:  # later rounds would fill the log
-            text = f"from {left} to {addresses.name}, since {fault.text}"
+        if first_round:  # later rounds would fill the log
+            text = f"from {before} to {addresses.name}, since {fault.text}"
             effects.append(Notice("changed over", text))
         if pause and (refusal := addresses.refusal()) is not None:
             effects.append(Refused(refusal.code, refusal.text))
         return [*effects, self._dial(pause)]
 
     def _dial(self, pause: float = 0.0) -> Effect:
-        """Begin anew at an address to which the worker has changed over."""
+        """Start without a session at the address to which the worker has changed."""
         self.session = Session(self.timing, self.addresses.hello_at)
-        return Redial(self.addresses.at, pause, same=False)
+        return Redial(self.addresses.index, pause, same=False)
 
     def _return(self, now: float) -> list[Effect]:
-        """Leave a publisher for that of the first address, which answers again."""
-        effects, left = self.close(), self.addresses.name
+        """Leave the current publisher and return to the first address, which answers again."""
+        effects, before = self.close(), self.addresses.name
         self.addresses.go_back(self.session.hello_at, now)
-        text = f"from {left} to {self.addresses.name}, which answers again"
+        text = f"from {before} to {self.addresses.name}, which answers again"
         return [*effects, Notice("changed over", text), self._dial()]
 
     def _reconnect(self, now: float) -> list[Effect]:
@@ -481,13 +487,13 @@ class WorkerMachine:
         return [*lost, Redial()]
 
     def handshake_refused(self, why: str, now: float) -> list[Effect]:
-        """Report a handshake with a wrong key; only the first since the last dial."""  # K5
+        """Report that a handshake failed for a wrong key, once per dial."""  # K5
         if self.addresses.several or self.session.handshake_failed(now):
             return self._turned_away(Fault("keys", why), now)
         return []
 
     def without_ticket(self, now: float) -> list[Effect]:
-        """Return a hello, if it is due: its welcome brings a ticket for a data connection."""  # K7
+        """Return a hello, if it is due: the welcome has a ticket for a data connection."""  # K7
         return self._hello_if_due(now) if self.in_session else []
 
     def changed(self, now: float) -> None:
@@ -495,9 +501,9 @@ class WorkerMachine:
         self.session.changed(now)
 
     def disconnected(self, now: float) -> list[Effect]:
-        """Go on to another address, as the control connection closed or cannot be opened.
+        """Change to the next address, as the control connection closed or cannot be opened.
 
-        With one address, the connection is being opened again.
+        If there is only one address, this has no effect, as libzmq opens the connection again.
         """
         if not self.addresses.several:
             return []
@@ -510,13 +516,13 @@ class WorkerMachine:
     def close(self) -> list[Effect]:
         """Return the last messages: reports of the running versions, and then a goodbye.
 
-        The reports are repeated because those on the data connection may arrive after the goodbye,
-        and are ignored then. The goodbye is sent outside a session, too, since a hello may have
-        arrived at the publisher.
+        The reports are repeated, if some were sent on the data connection: those may arrive after
+        the goodbye, and would be ignored. The goodbye is sent outside a session, too, since a hello
+        may have arrived at the publisher.
         """
         running = [(m, s.running) for m, s in self.followers.items()]
-        repeats = bool(self.session.terms.upstream)
-        last = [applied(model, what) for model, what in running if what is not None and repeats]
+        repeat = bool(self.session.terms.upstream)
+        last = [applied(model, runs) for model, runs in running if runs is not None and repeat]
         return [*last, Send(Bye())]  # W22, W34
 
     # Events that are not messages.
@@ -526,12 +532,12 @@ class WorkerMachine:
         if isinstance(event, Examined):
             return [Send(event.answer)] if self.in_session else []
         if isinstance(event, Probed):
-            back = self.addresses.probed(now, reached=event.reached)
-            return self._return(now) if back and self.in_session else []
+            go_back = self.addresses.probed(now, reached=event.reached)
+            return self._return(now) if go_back and self.in_session else []
         if isinstance(event, Flush):  # the publisher processes earlier messages before this ping
             terms = self.session.terms
-            about = {"subscribed": terms.subscribed, "shared": terms.shared}
-            return [Send(Ping(token=FLUSHING + event.mark, **about))] if self.in_session else []
+            fields = {"subscribed": terms.subscribed, "shared": terms.shared}
+            return [Send(Ping(token=FLUSHING + event.mark, **fields))] if self.in_session else []
         follower = self.followers.get(event.model)
         if follower is None:  # the event is about the publisher's probe segment
             welcome = self.session.waiting
@@ -562,8 +568,8 @@ class WorkerMachine:
     # Time.
 
     def tick(self, now: float) -> list[Effect]:
-        """Perform what is due."""
-        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside a session, too
+        """Perform what is due at `now`."""
+        key_missing = self._keyring is not None and self._keyring.lacks(now)  # drops expired keys
         if self.session.redial_due(now):
             return self._reconnect(now)
         if not self.in_session:
@@ -571,9 +577,9 @@ class WorkerMachine:
         effects: list[Effect] = [Probe(0)] if self.addresses.probe_due(now) else []
         if self.session.unheard(now):  # W33
             effects.append(reports.unheard(self.session.terms.data, self.timing.lost_after))
-        # an apply that ended late was of a later epoch (W3)
-        elsewhere = self.applied_epoch > self.session.terms.epoch
-        if lacking or elsewhere:
+        # The applied epoch is later if an overdue apply of a later epoch has succeeded. (W3)
+        behind = self.applied_epoch > self.session.terms.epoch
+        if key_missing or behind:
             effects += self._hello_if_due(now)  # the welcome contains the missing key (E6)
         for follower in self.followers.values():
             effects += follower.tick(now)

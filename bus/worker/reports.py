@@ -1,4 +1,4 @@
-"""Builds a worker's messages: fetches, and reports sent at once and with every ping. (W17)"""
+"""Builds the fetches, reports and pings that a worker sends, and two notices. (W17)"""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -16,13 +16,13 @@ def fetches(transfer: Transfer, wanted: Iterable[tuple[int, int]]) -> list[Effec
     """Return the requests for these ranges of missing chunks. (W10, W11, D10)"""
     effects: list[Effect] = []
     epoch, version = transfer.key
-    for asked in wanted:
-        if asked == CHECKSUMS:
+    for interval in wanted:
+        if interval == CHECKSUMS:
             model = transfer.announce.model
             fetch = Fetch(model=model, epoch=epoch, version=version, checksums=True)
             effects.append(Send(fetch))
             continue
-        for first, count, ranges in transfer.requests(*asked):
+        for first, count, ranges in transfer.requests(*interval):
             fetch = Fetch(
                 model=transfer.announce.model,
                 epoch=epoch,
@@ -60,31 +60,31 @@ def progress(entry: Received) -> Effect:
     return Send(message)
 
 
-def staged(some: Iterable[WholeEntry]) -> list[Effect]:
+def staged(entries: Iterable[WholeEntry]) -> list[Effect]:
     """Return a `staged` report for each version whose announcement requires one. (W14)"""
     effects: list[Effect] = []
-    for entry in some:
+    for entry in entries:
         s = entry.staged
         if s.report_staged and not entry.deferred_outcome:  # an overdue version has failed
-            about = Staged(
+            report = Staged(
                 model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch
             )
-            effects.append(Send(about))
+            effects.append(Send(report))
     return effects
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:
-    """Return the report that a version failed; `torn` is true if no version runs. (W24)"""
+    """Return the report that a version failed; `torn`: a torn apply left no version. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
 
 
 def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
-    """Return a ping, whose token is the time; the pong repeats the token. (W12, W18)"""
+    """Return a ping whose token is the time in milliseconds; the pong repeats it. (W12, W18)"""
     return Send(Ping(token=int(now * 1000), subscribed=subscribed, shared=shared))
 
 
 def cut_off(at: float | None, now: float) -> Effect:
-    """Return the notice that the relay has no publisher since `at`; None: it has one again. (R3)"""
+    """Return the notice that the relay lost its publisher at `at`; None: it has one again. (R3)"""
     if at is None:
         return Notice("rejoined", "there is a publisher above its relay again")
     text = (

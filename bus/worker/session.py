@@ -1,7 +1,7 @@
-"""A worker's session with its publisher, and the control connection that carries it.
+"""Tracks a worker's session with its publisher, and the control connection of that session.
 
-The phase is `outside`, `probing` or `inside` (`tables.SESSIONS`). The times say when the worker may
-say hello, when to ping, and when the publisher counts as lost.
+The phase of a session is `outside`, `probing` or `inside` (`tables.SESSIONS`). Its times decide
+when the worker may send hello, when to ping, and when the publisher counts as lost.
 """
 
 import math
@@ -16,7 +16,7 @@ from .tables import SESSIONS, Change, SessionPhase
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The properties of a session, from its welcome and from what happened since.
+    """The properties of a session, from its welcome and from later messages.
 
     Attributes:
         epoch: The publisher's epoch.
@@ -26,9 +26,9 @@ class Terms(msgspec.Struct, frozen=True):
         upstream: The session's token for reports on the data connection; empty if there is none.
         subscribed: A published message has arrived in this session.
         unheard_at: When to warn the user, unless a published message has arrived before.
-        relay: The publisher takes reports of the workers behind this relay.
-        cut_off_at: The publisher is a relay, and has had no publisher itself since then. None: it
-            has one, or is no relay.
+        relay: The publisher accepts reports about the workers behind this relay.
+        cut_off_at: The publisher is a relay that has had no publisher of its own since this time.
+            None: it has one, or is not a relay.
         parts: The publisher sends parts of versions.
     """
 
@@ -52,9 +52,9 @@ class Session:
         hello_at: When the last hello was sent to this address.
 
     Attributes:
-        phase: Where in `tables.SESSIONS` it is.
-        terms: Of the session, or of the last one on this connection.
-        waiting: The welcome to begin by, while probing.
+        phase: The phase, as in `tables.SESSIONS`.
+        terms: The terms of the session, or of the last session at this address.
+        waiting: While probing: the welcome with which the session will begin.
         hello_at: When the last hello was sent to this address; -inf: never.
     """
 
@@ -63,9 +63,11 @@ class Session:
         self.phase: SessionPhase = "outside"
         self.terms = Terms(0, "", timing.ping)
         self.waiting: Welcome | None = None
-        self._heard_at = self._answered_at = 0.0  # of any message; of control messages
+        self._heard_at = 0.0  # when the last message arrived
+        self._answered_at = 0.0  # when the last control message arrived
         self.hello_at = hello_at
-        # When hello was sent or the control connection changed, if no control message came since.
+        # When hello was sent or the control connection changed; None: a control message has
+        # arrived since then.
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
         self._redial_at: float | None = None  # when to redial after a handshake with a wrong key
@@ -82,7 +84,7 @@ class Session:
         return after is not None
 
     def begin(self, welcome: Welcome, now: float, *, shared: bool) -> None:
-        """Begin the session by its welcome; `shared`: the publisher's memory can be read."""
+        """Begin the session with its welcome; `shared`: the publisher's memory can be read."""
         self.change("welcomed")
         self.terms = Terms(
             welcome.epoch,
@@ -96,7 +98,7 @@ class Session:
         )
 
     def welcomed_again(self, welcome: Welcome) -> None:
-        """Take the token of a second welcome."""  # W34
+        """Store the token of another welcome in the same session."""  # W34
         self.terms = replace(self.terms, upstream=token_of(welcome, UPSTREAM))
 
     def subscribed(self) -> None:
@@ -104,13 +106,16 @@ class Session:
         self.terms = replace(self.terms, subscribed=True)
 
     def cut_off(self, at: float | None) -> bool:
-        """Record since when the relay has had no publisher; return whether it lost or got one."""
+        """Record since when the relay has had no publisher; None: it has one.
+
+        Return whether the relay lost its publisher, or has one again.
+        """
         before = self.terms.cut_off_at
         if at != before:
             self.terms = replace(self.terms, cut_off_at=at)
         return (at is None) != (before is None)
 
-    # Messages that come and go.
+    # Messages that are received and sent.
 
     def heard(self, now: float, *, pushed: bool) -> None:
         """Record a message that shows that the publisher is not lost."""
@@ -119,7 +124,7 @@ class Session:
             self._answered_at, self._unanswered_since = now, None
 
     def answered(self, now: float) -> None:
-        """Record a control message, whatever it is."""
+        """Record that a control message of any kind arrived."""
         self._answered_at, self._unanswered_since = now, None
 
     def welcomed(self, now: float) -> None:
@@ -131,20 +136,20 @@ class Session:
         return now - self.hello_at >= self._timing.hello_retry  # W1
 
     def sent_hello(self, now: float) -> None:
-        """Record a hello; it waits for an answer from now on, or from an earlier hello on."""
+        """Record that a hello was sent; an earlier unanswered hello still counts from its time."""
         self.hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
 
     def ping_due(self, now: float) -> bool:
-        """True if it is time for the ping of the interval, which then counts as sent."""
+        """Return whether to send the regular ping now. If so, the ping counts as sent."""
         due = now - self._pinged_at >= self.terms.ping_every  # W17, W18
         if due:
             self._pinged_at = now
         return due
 
     def unheard(self, now: float) -> bool:
-        """Return whether to report that no published message arrives; True once in a session."""
+        """Return whether to report that no published message arrives: True once per session."""
         due = not self.terms.subscribed and now >= self.terms.unheard_at
         if due:
             self.terms = replace(self.terms, unheard_at=math.inf)
@@ -157,7 +162,7 @@ class Session:
         self._unanswered_since = now
 
     def handshake_failed(self, now: float) -> bool:
-        """Redial later, as libzmq may have given up; return False if that is planned already."""
+        """Plan to redial, as libzmq may have given up; return False if that was planned already."""
         if self._redial_at is not None:
             return False
         self._redial_at = now + self._timing.ping
@@ -171,14 +176,14 @@ class Session:
         """True if the publisher is silent for too long, or the control connection seems dead.
 
         TCP detects a dead connection late. Also, libzmq abandons a connection on which anything
-        else than ZMTP arrives: the connection then changes no more, and no hello can be sent. While
-        libzmq tries to connect, the connection changes all the time, so a long time without a
-        change means that libzmq has given up.
+        other than ZMTP arrives: the state of the connection then no longer changes, and no hello
+        can be sent. While libzmq tries to connect, the state changes again and again, so a long
+        time without a change means that libzmq has given up.
         """
         timing, since = self._timing, self._unanswered_since
         if since is not None and now - since >= timing.lost_after:
             return True
-        # A frame with a damaged length swallows all later messages until it is full. (W19)
+        # A frame with a damaged length swallows later messages until it has that length. (W19)
         deaf = now - self._answered_at >= timing.deaf_after
         if self.phase != "outside" and (deaf or now - self._heard_at >= timing.lost_after):
             return True

@@ -1,29 +1,30 @@
-"""Receives one version chunk by chunk, pushed and fetched in any order.
+"""Receives one version chunk by chunk; pushed and fetched chunks may arrive in any order.
 
-Theory of operation: a chunk is here, requested, leased, or missing.
+Theory of operation: each chunk is here, requested, leased, or missing.
 
     missing ──fetch──> requested ──┐
        │                   │       ├──> here
        ├───────push────────┼───────┤
        └───────lease───────┴──> leased ──damaged, cut off──> missing
 
-The map (`Chunks`) of the receiving memory records which chunks are here. The map outlives the
-transfer. A chunk is leased while its bytes are received directly into that memory: other copies of
-the chunk are ignored meanwhile, since two writers must not share a part of the memory. While the
-version is copied from shared memory, no chunk is accepted.
+A `Chunks` object records which chunks are here. It belongs to the receiving memory, and outlives
+the transfer. A chunk is leased while its bytes are received directly into that memory: meanwhile,
+other copies of the chunk are ignored, since two writers must not share memory. While the version
+is copied from shared memory, no chunk is accepted.
 
 Pushed chunks arrive in order, so a chunk missing below the highest pushed one was dropped and is
 fetched immediately. A chunk above the highest pushed one may still be pushed: the worker fetches
-such a chunk after `end`, or when nothing has arrived for a while. At most a window of chunks is
-requested. If an answer is overdue, all requested chunks are missing again, and the timeout doubles
-until something arrives. But answers come in the order of the requests: until a later ping is
-answered, the answers are still on their way.
+such a chunk after `end`, or when nothing has arrived for a while. The number of chunks in flight is
+limited by a window. If an answer is overdue, all requested chunks are missing again, and the
+timeout doubles until something arrives. Answers come in the order of the requests: until a ping
+that was sent after a request is answered, the answer to the request may still be on its way.
 
 A patch may arrive instead of the version, into separate memory; the version is then decoded from
 the patch.
 
-Chunks that sources have are fetched there, in other threads, which write into the memory. Until
-that is over, these chunks are accepted from nowhere else.
+A version may have sources, other servers of some of its chunks. Other threads fetch these chunks
+from the sources and write them into the memory. Meanwhile, the chunks are accepted from nowhere
+else.
 """
 
 import math
@@ -47,8 +48,8 @@ from .keyring import Keyring
 from .tables import COMING, Coming, Way
 
 NONE = (-1, 0)  # no chunk is leased
-ANNOUNCEMENT, CHECKSUMS = (0, 0), (-1, 0)  # what else than chunks `wants` may return
-DAMAGED_MAX = 16  # damaged chunks that are requested again immediately; of a source, in all
+ANNOUNCEMENT, CHECKSUMS = (0, 0), (-1, 0)  # results of `wants` that are not ranges of chunks
+DAMAGED_MAX = 16  # damaged chunks that are requested again immediately; per source: in all
 
 
 def put_chunk(
@@ -58,15 +59,16 @@ def put_chunk(
     data: Buffer,
     cut: tuple[Cut, int] | None = None,
 ) -> int | None:
-    """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged.
+    """Copy an intact chunk to its offset in memory; return its CRC-32C, or None if it is damaged.
 
     Args:
-        memory: The memory of the version, or of the part of it that the worker takes.
+        memory: The memory of the version, or of the part that the worker takes of the version.
         place: Begin and end of the chunk in the version.
-        proof: Its CRC-32C; if it is encrypted, what decrypts it; or the message with its piece.
-            None: no known key decrypts it.
-        data: What arrived.
-        cut: How to cut the version's chunks to the part, and the chunk's index; None: it is whole.
+        proof: What verifies the chunk: its CRC-32C; for an encrypted chunk, the `Opening` that
+            decrypts it; for a piece of the chunk, its message. None: no known key decrypts it.
+        data: The bytes that arrived.
+        cut: How to cut the version's chunks to the part, and the chunk's index. None: the worker
+            takes whole versions.
     """  # W9
     begin, end = place
     if isinstance(proof, Piece):
@@ -93,19 +95,20 @@ class Transfer:
 
     Args:
         announce: The announcement of the version.
-        chunks: The memory that receives the version or the patch; no chunk is here yet.
+        chunks: The memory that receives the version or the patch, and its chunks, of which none
+            has arrived.
         now: The time.
         timing: The timeouts and intervals.
         keyring: Decrypts the chunks; None if they are not encrypted.
         patch: The patch that arrives instead of the version, into memory of the patch's size.
         base: The base of the patch.
         why: If patches were offered, why none of them is used.
-        cut: How the chunks are cut, if the worker takes a part; None: it takes all.
-        pieces: Whether the publisher sends parts, so that chunks may be left out.
+        cut: How the chunks are cut, if the worker takes a part; None: it takes whole versions.
+        pieces: Whether the publisher sends parts, so that not all chunks need to be fetched.
 
     Attributes:
         offered: The patch that arrives, as it was announced; None: the version arrives whole.
-        base: The base of the patch, for as long as it is needed.
+        base: The base of the patch, until the patch is decoded.
         arrival: How the version arrives (`tables.COMING`).
     """
 
@@ -128,7 +131,7 @@ class Transfer:
         self._unneeded = cut.unneeded if cut is not None and pieces else frozenset[int]()
         self._pieces: bool = pieces
         self._sums: list[int] | None = None  # the checksums of all chunks, from `checksums`
-        self._sums_asked = False
+        self._sums_requested = False
         self.patch: PatchId | None = None
         if patch is not None:
             self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
@@ -138,43 +141,45 @@ class Transfer:
         self.tries = 0  # consecutive timeouts on this connection
         self.offered = patch
         self._job: Copying | Patching | None = None  # the copy or decode that uses the memory now
-        self._source_fetch: SourceFetch | None = None  # what is fetched from sources now
-        self._elsewhere = set[int]()  # the chunks that are fetched there, and are not here
+        self._source_fetch: SourceFetch | None = None  # the job that fetches from sources now
+        self._at_sources = set[int]()  # the missing chunks that this job fetches
         self.key = (announce.epoch, announce.version)
         self.damaged = 0  # chunks whose bytes did not match their checksum
-        self.restarts = 0  # times the version did not match its digest
+        self.restarts = 0  # how often the version did not match its digest
         self.digest: str | None = None  # from `end`
         self._reported_at = now  # when progress was reported last
-        self._requested = set[int]()
+        self._requested = set[int]()  # the indexes of chunks in flight
         self._cursor = 0  # no chunk below this index is missing
         self._pushed = 0  # all chunks below this index were pushed, or dropped on the way
         self._timing, self._keyring = timing, keyring
-        self._heard_at = self._asked_at = now
-        self._answered = -math.inf  # when the last answered ping was sent
+        self._heard_at = now  # when something of the version arrived last
+        self._requested_at = now  # when something was requested last
+        self._answered_ping_at = -math.inf  # when the last answered ping was sent
         self._timeout = timing.patience
         self._gap = 0.0  # the longest recent time between two chunks, in seconds
-        self._end_asked = False
+        self._end_requested = False
         self._lease: Lease | None = None  # the lease of the chunk whose bytes are being received
         self._leased = NONE  # index of the leased chunk, and its bytes at the last call of `wants`
 
     @property
     def progress(self) -> int:
-        """The number of chunks that are here."""
+        """The number of chunks that have arrived or, during a copy, are copied."""
         return self._job.count if isinstance(self._job, Copying) else self.chunks.here
 
     def take(self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool) -> bool:
         """Process a chunk; return whether to report progress to the publisher. (W23)
 
-        A chunk is ignored if it is encrypted and the version is not, or the reverse.
+        Chunks of other patches are ignored. So are encrypted chunks if versions are not encrypted,
+        and plain chunks if they are.
         """
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
             return False
         if (None if isinstance(chunk, Piece) else chunk.patch) != self.patch:  # D9
             return False
-        fresh = self.store(chunk.index, proof, payload, now, pushed=pushed)
+        stored = self.store(chunk.index, proof, payload, now, pushed=pushed)
         slow = now - self._reported_at >= self._timing.report
-        if not (fresh and pushed and (slow or self.chunks.here % PROGRESS_CHUNKS == 0)):
+        if not (stored and pushed and (slow or self.chunks.here % PROGRESS_CHUNKS == 0)):
             return False
         self._reported_at = now
         return True
@@ -188,9 +193,9 @@ class Transfer:
         *,
         pushed: bool,
     ) -> bool:
-        """Store a chunk if it is new and intact, otherwise ignore it; return whether it was stored.
+        """Store a chunk if it is new and intact; return whether it was stored.
 
-        If the payload is a live lease, the chunk's bytes are in their place already.
+        If the payload is a live lease, the chunk's bytes are in the version's memory already.
 
         Args:
             index: The chunk's index.
@@ -215,15 +220,15 @@ class Transfer:
             chunks.crcs[index] is not None
             or index == self._leased[0]
             or self._job is not None
-            or index in self._elsewhere
+            or index in self._at_sources
         ):
             return False
         else:
-            sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
-            if sound is None or (self._sums is not None and sound != self._sums[index]):
+            found = self._put(index, proof, b"" if isinstance(payload, Lease) else payload)
+            if found is None or (self._sums is not None and found != self._sums[index]):
                 self._reject(index)
                 return False
-            crc = sound
+            crc = found
             self._requested.discard(index)
         chunks.put(index, crc)
         self.tries = 0
@@ -233,11 +238,11 @@ class Transfer:
         self._heard_at = now
         return True
 
-    def _place(self, index: int, proof: int | SealedChunk | Piece, data: Buffer) -> int | None:
-        """Copy an intact chunk to its place; return its CRC-32C, or None if it is damaged."""
-        opens = self._opening(proof, len(data)) if isinstance(proof, SealedChunk) else proof
-        cut, place = None if self.cut is None else (self.cut, index), self.chunks.plan.span(index)
-        return put_chunk(self.chunks.memory, place, opens, data, cut)
+    def _put(self, index: int, proof: int | SealedChunk | Piece, data: Buffer) -> int | None:
+        """Copy an intact chunk into memory; return its CRC-32C, or None if it is damaged."""
+        verifies = self._opening(proof, len(data)) if isinstance(proof, SealedChunk) else proof
+        cut, span = None if self.cut is None else (self.cut, index), self.chunks.plan.span(index)
+        return put_chunk(self.chunks.memory, span, verifies, data, cut)
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
         keyring = self._keyring
@@ -246,16 +251,17 @@ class Transfer:
         return keyring.opening(self.announce, chunk, size, self.offered)
 
     def lend(self, chunk: AnyChunk, size: int) -> Lease | None:
-        """Return a lease of the memory for a chunk of this size; None if the chunk is not needed.
+        """Return a lease of the memory for a chunk of this size.
 
-        Pass the lease to `take` once the chunk is complete.
+        Pass the lease to `take` once the chunk is complete. The result is None if the chunk is not
+        needed, or cannot be received directly into the version's memory.
         """
         index, chunks = chunk.index, self.chunks
         if index >= chunks.plan.count or chunks.crcs[index] is not None:
             return None
-        if self.cut is not None or isinstance(chunk, Piece):  # it is cut first
+        if self.cut is not None or isinstance(chunk, Piece):  # `put_chunk` cuts it
             return None
-        if index == self._leased[0] or self._job is not None or index in self._elsewhere:
+        if index == self._leased[0] or self._job is not None or index in self._at_sources:
             return None
         if chunk.patch != self.patch:
             return None
@@ -269,20 +275,20 @@ class Transfer:
             self._end_lease()
         self._requested.discard(index)
         self._leased = index, 0
-        place = chunks.memory.data[begin:end]
-        self._lease = Lease(place, chunk, self._end_lease, opening=opening)
+        view = chunks.memory.data[begin:end]
+        self._lease = Lease(view, chunk, self._end_lease, opening=opening)
         return self._lease
 
     def revoke(self) -> bool:
         """Stop writes into the buffer. Return False while another thread may still write there."""
         self._end_lease()
-        running = self._job or self._source_fetch
-        if running is not None:
-            running.cancel()
-        return running is None
+        job = self._job or self._source_fetch
+        if job is not None:
+            job.cancel()
+        return job is None
 
     def _end_lease(self) -> bool:
-        """Stop the receiving of a chunk directly into the buffer."""
+        """End the lease, if there is one: its chunk is missing again. The result is always True."""
         if self._lease is not None:
             self._lease.end()
             self._cursor = min(self._cursor, self._leased[0])
@@ -297,7 +303,7 @@ class Transfer:
         self._change_way("unpushed")
 
     def copy(self, memory: SharedMemory) -> Copying:
-        """Return the job that copies the whole version from shared memory."""
+        """Begin to copy the version from shared memory; return the job."""
         self._change_way("copy-started")
         to, plan = self.chunks.memory, self.chunks.plan
         job = self._job = Copying(self.announce.model, self.key, memory, to, plan, self.cut)
@@ -305,11 +311,11 @@ class Transfer:
 
     @property
     def exhausted(self) -> bool:
-        """True if requests were repeated too often without any valid chunk."""
+        """True if requests were repeated too often and no valid chunk arrived."""
         return self.arrival in ("received", "pulled") and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
-        """Return the job that decodes the complete patch, with its base, into a buffer."""
+        """Begin to decode the complete patch, with its base, into a buffer; return the job."""
         model, digest = self.announce.model, self.digest or ""
         self._change_way("patched")
         patch = self.chunks.memory
@@ -321,7 +327,7 @@ class Transfer:
         self._job = self.base = None
 
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
-        """Process the end of a copy, with the chunks' checksums; None: fetch the version."""
+        """Process the end of a copy. `crcs`: checksums of the chunks; None: the copy failed."""
         self._change_way("copy-ended")
         self._job = None
         if crcs is not None:
@@ -329,28 +335,31 @@ class Transfer:
         self._heard_at, self.tries = now, 0  # the copy may have taken long
 
     def fetch_from_sources(self) -> SourceFetch | None:
-        """Return the job that fetches chunks from the version's sources; None without sources."""
-        announce, plan, taken = self.announce, self.chunks.plan, set[int]()
+        """Begin to fetch chunks from the version's sources; return the job.
+
+        The result is None if no source has a chunk that is missing and needed.
+        """
+        announce, plan, assigned = self.announce, self.chunks.plan, set[int]()
         sources = list[tuple[str, list[int]]]()
         for source in announce.sources:
-            named = [i for i in indexes_of(source, plan) if self.chunks.crcs[i] is None]
-            wanted = [i for i in dict.fromkeys(named) if i not in self._unneeded]
-            indexes = [i for i in wanted if i not in taken]
-            taken.update(indexes)
+            missing = [i for i in indexes_of(source, plan) if self.chunks.crcs[i] is None]
+            wanted = [i for i in dict.fromkeys(missing) if i not in self._unneeded]
+            indexes = [i for i in wanted if i not in assigned]
+            assigned.update(indexes)
             if indexes:
                 sources.append((source.address, indexes))
         if not sources:
             return None
-        self._elsewhere = taken
+        self._at_sources = assigned
         self._source_fetch = SourceFetch(announce, sources, self.chunks.memory, plan, self.cut)
         return self._source_fetch
 
     def fetched(self, chunks: Sequence[tuple[int, int]], now: float, *, over: bool) -> None:
-        """Record chunks that were fetched from sources, and maybe the end of that.
+        """Record chunks that were fetched from sources; `over`: the job has ended.
 
-        What is lacking then is fetched like any other chunk. (N3)
+        Chunks that are still missing then are fetched like any other chunk. (N3)
         """
-        self._elsewhere.difference_update(index for index, _ in chunks)
+        self._at_sources.difference_update(index for index, _ in chunks)
         for index, crc in chunks:
             if self._sums is None or crc == self._sums[index]:
                 self.chunks.put(index, crc)
@@ -359,17 +368,18 @@ class Transfer:
         if chunks:
             self.tries, self._heard_at = 0, now
         job = self._source_fetch
-        if job is not None and (over or not self._elsewhere):
-            if not self._elsewhere:
+        if job is not None and (over or not self._at_sources):
+            if not self._at_sources:
                 job.end()
-            self._cursor = min(self._cursor, *self._elsewhere) if self._elsewhere else self._cursor
+            if self._at_sources:
+                self._cursor = min(self._cursor, *self._at_sources)
             self._source_fetch, self._heard_at = None, now
-            self._elsewhere = set[int]()
+            self._at_sources = set[int]()
 
     def take_checksums(self, data: Buffer, now: float) -> None:
-        """Record the checksums of all chunks, if they have the digest of the version. (T4)
+        """Record the checksums of all chunks, if they match the version's digest. (T4)
 
-        A chunk that arrived and has another checksum is fetched again.
+        A chunk that has arrived with another checksum is fetched again.
         """
         chunks, announce, sums = self.chunks, self.announce, np.frombuffer(data, "<u4").tolist()
         if self.cut is None or self.digest is None or len(sums) != chunks.plan.count:
@@ -386,7 +396,7 @@ class Transfer:
                 self._reject(index)
 
     def pull(self) -> None:
-        """Fetch missing chunks immediately: no more will be pushed, as far as is known."""
+        """From now on, fetch all missing chunks, since no more are expected to be pushed."""
         self._change_way("unpushed")
 
     def _change_way(self, way: Way) -> None:
@@ -394,10 +404,10 @@ class Transfer:
 
     def answered(self, sent_at: float) -> None:
         """Record that the ping sent at `sent_at`, and every earlier request, was answered."""
-        self._answered = sent_at
+        self._answered_ping_at = sent_at
 
     def requests(self, first: int, count: int) -> list[tuple[int, int, list[int]]]:
-        """Return how to fetch some chunks: (first, count, `ranges`) of each message."""
+        """Return the fields (first, count, `ranges`) of each message that fetches these chunks."""
         if self.cut is None or not self._pieces or not count:
             return [(first, count, [])]
         return self.cut.requests(first, count)
@@ -405,7 +415,8 @@ class Transfer:
     def wants(self, now: float) -> list[tuple[int, int]]:
         """Return ranges of chunks to request now, as (first, count).
 
-        `ANNOUNCEMENT` stands for the announcement and the `end`, `CHECKSUMS` for the checksums.
+        The result may also have `ANNOUNCEMENT`, to request the announcement and `end`, and
+        `CHECKSUMS`, to request the checksums of all chunks.
         """
         wanted: list[tuple[int, int]] = []
         if self.arrival == "decoded":
@@ -415,25 +426,26 @@ class Transfer:
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
             self.pull()
-        passed = self._answered > self._asked_at  # otherwise the answers are still on their way
-        # While only sources are to send chunks, the publisher is not late. They have a deadline.
-        late = self._timeout if passed else self._timing.patience_max
-        if silent >= late and (self._source_fetch is None or self._requested):  # W12
+        # Until a ping sent after the requests is answered, the answers may still be on their way.
+        ping_answered = self._answered_ping_at > self._requested_at
+        timeout = self._timeout if ping_answered else self._timing.patience_max
+        # While only sources send chunks, the publisher is not late. Sources have a deadline.
+        if silent >= timeout and (self._source_fetch is None or self._requested):  # W12
             self.tries += 1
-            self._ask_again(now)
+            self._request_again(now)
             self._timeout = min(2 * self._timeout, self._timing.patience_max)  # W32
-        if self.digest is None and self.arrival != "received" and not self._end_asked:
-            self._end_asked = True
+        if self.digest is None and self.arrival != "received" and not self._end_requested:
+            self._end_requested = True
             wanted.append(ANNOUNCEMENT)
         if self._unneeded and self.digest is not None and self._sums is None:
-            if not self._sums_asked:
+            if not self._sums_requested:
                 wanted.append(CHECKSUMS)
-            self._sums_asked = True
+            self._sums_requested = True
         crcs = self.chunks.crcs
         limit = len(crcs) if self.arrival == "pulled" else self._pushed  # W10, W30
         while self._cursor < limit and (
             crcs[self._cursor] is not None
-            or self._cursor in self._elsewhere
+            or self._cursor in self._at_sources
             or self._cursor in self._unneeded
         ):
             self._cursor += 1
@@ -444,16 +456,16 @@ class Transfer:
         ):
             wanted += self._ranges(limit)
         if wanted:
-            self._asked_at = now
+            self._requested_at = now
         return wanted
 
     def restart(self) -> None:
-        """Fetch the whole version again: its bytes or the received digest are wrong."""
+        """Fetch the whole version again, since its bytes or the received digest are wrong."""
         self.restarts += 1
         self.chunks.clear()
         self._requested.clear()
-        self.digest, self._end_asked, self._cursor = None, False, 0
-        self._sums, self._sums_asked = None, False
+        self.digest, self._end_requested, self._cursor = None, False, 0
+        self._sums, self._sums_requested = None, False
         self.pull()
 
     def reconnected(self, now: float, *, pieces: bool = False) -> None:
@@ -464,41 +476,41 @@ class Transfer:
         if pieces != self._pieces and self.cut is not None:
             self._unneeded = self.cut.unneeded if pieces else frozenset[int]()
             self._pieces, self._cursor = pieces, 0
-        self._ask_again(now)
+        self._request_again(now)
         self.tries = 0
         self.pull()
 
     def _ranges(self, limit: int) -> list[tuple[int, int]]:
-        """Return ranges of missing chunks below a limit, as far as the window allows."""
-        asked: list[tuple[int, int]] = []
+        """Return ranges of missing chunks below an index, as far as the window allows."""
+        ranges: list[tuple[int, int]] = []
         while self._cursor < limit and len(self._requested) < WINDOW_CHUNKS:  # W11
             index, self._cursor = self._cursor, self._cursor + 1
             if self.chunks.crcs[index] is not None or index in (self._leased[0], *self._requested):
                 continue
-            if index in self._elsewhere or index in self._unneeded:
+            if index in self._at_sources or index in self._unneeded:
                 continue
             self._requested.add(index)
-            first, count = asked.pop() if asked and sum(asked[-1]) == index else (index, 0)
-            asked.append((first, count + 1))
-        return asked
+            first, count = ranges.pop() if ranges and sum(ranges[-1]) == index else (index, 0)
+            ranges.append((first, count + 1))
+        return ranges
 
     def _reject(self, index: int) -> None:
-        """Fetch a damaged chunk again: immediately for the first few, then after the timeout."""
+        """Fetch a damaged chunk again: the first `DAMAGED_MAX` at once, others after a timeout."""
         self.damaged += 1
         if self.damaged <= DAMAGED_MAX:
             self._requested.discard(index)
         if index not in self._requested:
             self._cursor = min(self._cursor, index)
 
-    def _ask_again(self, now: float) -> None:
+    def _request_again(self, now: float) -> None:
         self._cursor = min(self._cursor, *self._requested) if self._requested else self._cursor
         self._requested.clear()
-        self._end_asked = self._sums_asked = False
+        self._end_requested = self._sums_requested = False
         self._heard_at = now
 
 
-def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
-    """Return a lease for an announcement's payload: on `buffer` for data, else on new memory.
+def lease_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
+    """Return a lease for an announcement's payload: of `buffer` for data, else of new memory.
 
     The result is None if the payload has another size than announced.
     """

@@ -1,13 +1,13 @@
-"""The versions of one model at this worker, each in its phase, and their memory.
+"""Stores the versions of one model at a worker: the phase of each version, and the memory.
 
 There are at most two buffers: one holds a complete version that waits to be applied, the other the
-version that is arriving. Buffers are reused, so a steady stream of versions touches no fresh
-memory. If patches may arrive, a third buffer holds the running version. (D3)
+version that is arriving. Buffers are reused, so a steady stream of versions allocates no memory.
+If patches may arrive, a third buffer holds the running version. (D3)
 
-In a relay, a publisher sends from the buffers too (`Chunks.lend`). Such a buffer is *on loan* when
-no version here needs it any more: it is free again once the publisher and its sockets have dropped
-their references to the bytes. That is looked up whenever a buffer is needed, so no other thread
-changes this record.
+In a relay, the relay's own publisher sends from the worker's buffers (`Chunks.lend`). A buffer that
+no version here needs any more, but that the publisher may still send from, is *on loan*. It is free
+again once the publisher and its sockets have dropped their references to the bytes. The store
+checks this whenever it needs a buffer, so no other thread changes the store.
 """
 
 from collections import deque
@@ -39,18 +39,18 @@ IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # these nee
 
 
 class AnnouncedEntry(Struct, eq=False):
-    """A version that was announced, and lacks its layout or memory."""
+    """A version that was announced, and still lacks its layout, segment or memory (`lacks`)."""
 
     key: Key
     announce: Announce
     pushed: bool  # its chunks follow without a request
     phase: Phase = "announced"
     lacks: Lack = "layout"
-    layout: Layout | None = None  # of a part, that of its slices
-    cut: Cut | None = None  # how its chunks are cut to the part that the worker takes
-    payload: Buffer | None = None  # came with the announcement; valid until the next message
-    memory: SharedMemory | None = None  # the segment to copy it from
-    chunks: Chunks[Memory] | None = None  # its buffer, a moment before it arrives there
+    layout: Layout | None = None  # if the worker takes a part: the layout of its slices
+    cut: Cut | None = None  # how to cut the chunks to the part; None: the worker takes all
+    payload: Buffer | None = None  # arrived with the announcement; valid until the next message
+    memory: SharedMemory | None = None  # the segment to copy the version from
+    chunks: Chunks[Memory] | None = None  # its buffer, which it has just before it is `arriving`
 
     def resolve(
         self,
@@ -60,18 +60,18 @@ class AnnouncedEntry(Struct, eq=False):
         memory: SharedMemory | None = None,
         cut: Cut | None = None,
     ) -> None:
-        """Apply an event to what the version lacks, and store what is available now."""
+        """Apply an event of `tables.LACKS`, and store the layout or segment found by it."""
         self.lacks = LACKS[self.lacks].get(event, self.lacks)
         if layout is not None:
             self.layout, self.payload, self.cut = layout, payload, cut
         if memory is not None:
             self.memory = memory
         if self.lacks == "buffer":
-            self.payload = None  # the message will be gone by then
+            self.payload = None  # the message is no longer valid when a buffer is free
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it needs."""
+        """The bytes of memory that the version, or the part of it, needs."""
         return self.announce.nbytes if self.cut is None else self.cut.nbytes
 
     def set_buffer(self, buffer: Memory) -> None:
@@ -88,12 +88,12 @@ class ArrivingEntry(Struct, eq=False):
     announce: Announce
     layout: Layout
     transfer: Transfer
-    chunks: Chunks[Memory]  # its buffer, and which chunks are there
-    memory: SharedMemory | None = None  # the segment that it is copied from
+    chunks: Chunks[Memory]  # its buffer, and which chunks have arrived
+    memory: SharedMemory | None = None  # the segment that the version is copied from
     phase: Phase = "arriving"
 
     def update_announcement(self, announce: Announce) -> bool:
-        """Replace the announcement by another of the same bytes; return False if those differ."""
+        """Replace the announcement by a newer one; return False if it describes other bytes."""
         ours, theirs = self.announce, announce
         same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
         same = same and ours.chunk_bytes == theirs.chunk_bytes
@@ -111,12 +111,13 @@ class WholeEntry(Struct, eq=False):
     key: Key
     announce: Announce
     staged: StagedVersion
-    memory: SharedMemory | None = None  # the segment that it was copied from
-    chunks: Chunks[Memory] | None = None  # its buffer, unless it is mapped, running or the user's
+    memory: SharedMemory | None = None  # the segment that the version was copied from
+    # Its buffer. None: the version is mapped or running, or the user owns the buffer.
+    chunks: Chunks[Memory] | None = None
     phase: Phase = "staged"
-    committed: bool = False  # while it is staged: it waits for its companions only
+    committed: bool = False  # while the version is staged: it only waits for its companions
     blocked_by: str = ""  # what delays the apply, and since when
-    text: str = ""  # a remark to report while it runs
+    text: str = ""  # a remark to report while the version runs
     deferred_outcome: Event | None = None  # of an overdue apply: the event when the user is done
 
     @property
@@ -132,18 +133,18 @@ class WholeEntry(Struct, eq=False):
         """Record that the version may be applied, once its companions are here."""
         self.committed = True
 
-    def blocked(self, by: str) -> bool:
+    def set_blocked(self, by: str) -> bool:
         """Set what delays the apply; return True if nothing delayed the apply before."""
         before, self.blocked_by = self.blocked_by, by
         return not before
 
-    def late(self, deferred_outcome: Event) -> None:
+    def set_overdue(self, deferred_outcome: Event) -> None:
         """Record that the apply's deadline has passed, and the user still uses the version."""
         self.deferred_outcome = deferred_outcome
 
 
 class RunningEntry(WholeEntry, kw_only=True, eq=False):
-    """A version that runs, under the name that `running` has."""
+    """The running version; `running` is what the worker reports of it."""
 
     running: Running
 
@@ -155,7 +156,7 @@ VersionEntry = AnnouncedEntry | Received
 
 
 class InPhase(TypedDict):
-    """The version in each phase, or None; of several versions, the first that entered."""
+    """The version in each phase, or None; of several versions, the first that entered the phase."""
 
     announced: AnnouncedEntry | None
     arriving: ArrivingEntry | None
@@ -173,9 +174,8 @@ class VersionStore:
         self.newest_known: Key = (0, 0)
         self._free: list[Memory] = []
         self._claim: Callable[[Memory], bool] | None = None
-        # the bytes of each free buffer: the size of the version that was begun last
-        self._nbytes = 0
-        self._taken = 0  # buffers in use, with a version or without one
+        self._nbytes = 0  # size of each free buffer, as of the version that was begun last
+        self._in_use = 0  # number of buffers that are neither free nor on loan
         self._on_loan: list[Chunks[Memory]] = []  # buffers that only a publisher still uses
         self._leased: tuple[Lease, Memory] | None = None  # the buffer that was leased last
         self.base: Base | None = None  # the bytes that patches build on
@@ -183,13 +183,15 @@ class VersionStore:
         # rejected version may have been aborted or sent to few workers, and this worker may have
         # missed the latest version for all workers.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
-        self._named = False  # whether there was a version for named workers: this is a relay
-        self._had: Key = (0, 0)  # the newest version for all that was ready, and is here no more
+        # Whether a version for named workers was announced, which happens only in a relay.
+        self._named = False
+        # The newest version for all workers that was ready or in a later phase, and was dropped.
+        self._newest_dropped: Key = (0, 0)
         self._live: dict[Phase, dict[Key, VersionEntry]] = {
-            p: {} for p, arrows in TRANSITIONS.items() if arrows
+            p: {} for p, transitions in TRANSITIONS.items() if transitions
         }
         self._first: dict[Phase, VersionEntry | None] = dict.fromkeys(self._live)
-        self.in_phase = cast("InPhase", self._first)  # `move` keeps to the types
+        self.in_phase = cast("InPhase", self._first)  # `move` stores the right class per phase
 
     @overload
     def all(self, *phases: Literal["arriving"]) -> Sequence[ArrivingEntry]: ...
@@ -210,7 +212,7 @@ class VersionStore:
     @overload
     def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None: ...
     def find(self, key: Key | None, *phases: Phase) -> VersionEntry | None:
-        """Return a version if it is in one of the given phases, else None."""
+        """Return the version with this key if it is in one of the given phases, else None."""
         for phase in phases:
             if key in self._live[phase]:
                 return self._live[phase][key]
@@ -226,18 +228,18 @@ class VersionStore:
     def hear(self, key: Key, *, named: bool = False) -> bool:
         """Record that a version exists; return whether it is new and was not rejected.
 
-        A relay that has a version for named workers needs an older one for its other workers. So a
-        version for all (not `named`) is new unless a newer one for all is here.
+        A relay that has a version for named workers needs an older version for its other workers.
+        So a version for all workers (not `named`) is new unless a newer version for all is here.
         """
         self.newest_known = max(self.newest_known, key)
         newest = self.newest
         if self._named and not named:
-            here = [entry.key for entry in self.all(*COMPLETE) if not entry.announce.workers]
-            newest = max([self._had, *here])
+            for_all = [entry.key for entry in self.all(*COMPLETE) if not entry.announce.workers]
+            newest = max([self._newest_dropped, *for_all])
         return key > newest and key not in self.rejected
 
     def forgive(self, key: Key) -> None:
-        """Allow a rejected version again."""
+        """Allow a rejected version to be tried again."""
         if key in self.rejected:
             self.rejected.remove(key)
 
@@ -246,7 +248,7 @@ class VersionStore:
         return any(key in entry for entry in self._live.values())
 
     def expect(self, announce: Announce, *, pushed: bool) -> AnnouncedEntry:
-        """Add an announced version; drop an earlier one that is still only announced."""
+        """Add an announced version; drop another version that is still only announced."""
         older = self.in_phase["announced"]
         if older is not None:
             self.move(older, "newer")
@@ -256,9 +258,10 @@ class VersionStore:
         return entry
 
     def reconnected(self, epoch: int, now: float, *, pieces: bool = False) -> None:
-        """Begin a session of this epoch: drop what does not continue, and request again. (W28)
+        """Begin a session of this epoch: drop the versions that do not continue. (W28)
 
-        `pieces`: whether the publisher sends parts.
+        The arriving version continues, and its requests are repeated. `pieces`: whether the
+        publisher sends parts.
         """
         for entry in self.all("announced", "arriving", "staged"):
             if isinstance(entry, AnnouncedEntry) or entry.key[0] != epoch:
@@ -272,12 +275,12 @@ class VersionStore:
     # Memory.
 
     @property
-    def bare(self) -> bool:
-        """True if there is no buffer yet."""
-        return not (self._taken or self._free or self._on_loan)
+    def has_no_buffer(self) -> bool:
+        """True if no buffer is allocated."""
+        return not (self._in_use or self._free or self._on_loan)
 
     def _collect(self) -> None:
-        """Make the buffers free from which no publisher sends any more."""
+        """Make those buffers on loan free from which the publisher no longer sends."""
         before, self._on_loan = self._on_loan, []
         for chunks in before:
             self._recycle(chunks.memory, chunks)
@@ -286,12 +289,12 @@ class VersionStore:
         """Return a lease of a free buffer for an announcement's data; None if no buffer fits."""
         if self._on_loan:
             self._collect()
-        if self._taken >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
+        if self._in_use >= BUFFERS_MAX or not self._free or announce.nbytes != self._nbytes:
             return None
-        buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
+        buffer = self._free.pop() if self._claim is None else self._take_claimed(self._claim)
         if buffer is None:
             return None
-        self._taken += 1
+        self._in_use += 1
         lease = Lease(buffer.data, announce, partial(self.give_back, buffer), hashed=False)
         self._leased = lease, buffer
         return lease
@@ -300,7 +303,7 @@ class VersionStore:
         """Give a version an existing buffer of its size; return whether there is one.
 
         If the version's payload was received into a buffer, that buffer is used. If the result is
-        False, the version lacks memory or, if all buffers are in use, a buffer.
+        False, `entry.lacks` is `memory` or, if all buffers are in use, `buffer`.
         """
         buffer = self._received_in(entry.payload)
         if buffer is not None:
@@ -308,8 +311,8 @@ class VersionStore:
             return True
         if self._on_loan:
             self._collect()
-        no_more = not self._free and len(self._on_loan) > SNAPSHOTS_MAX
-        if self._taken >= BUFFERS_MAX or no_more:
+        loaned_out = not self._free and len(self._on_loan) > SNAPSHOTS_MAX
+        if self._in_use >= BUFFERS_MAX or loaned_out:
             entry.resolve("full")
             return False
         if entry.lacks == "buffer":
@@ -319,31 +322,32 @@ class VersionStore:
             self._nbytes = entry.nbytes
         if not self._free:
             return False
-        buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
+        buffer = self._free.pop() if self._claim is None else self._take_claimed(self._claim)
         if buffer is None:
             return False
-        self._taken += 1
+        self._in_use += 1
         entry.set_buffer(buffer)
         return True
 
-    def claim_by(self, claim: Callable[[Memory], bool]) -> None:
-        """Set a function that says whether a free buffer may be overwritten now.
+    def set_claim(self, claim: Callable[[Memory], bool]) -> None:
+        """Set a function that returns whether a free buffer may be overwritten now.
 
-        It returns False while another process copies from the buffer.
+        The function returns False while another process copies from the buffer.
         """
         self._claim = claim
 
-    def _claimed(self, claim: Callable[[Memory], bool]) -> Memory | None:
-        """Take the buffer that has been free for longest; None if none may be overwritten now."""
+    def _take_claimed(self, claim: Callable[[Memory], bool]) -> Memory | None:
+        """Take the longest free buffer that `claim` allows; return None if it allows none."""
         for index, buffer in enumerate(self._free):
             if claim(buffer):
                 del self._free[index]
                 return buffer
-        if len(self._free) + len(self._on_loan) + self._taken >= SNAPSHOTS_MAX + BUFFERS_MAX:
-            del self._free[:1]  # the caller allocates another one instead
+        if len(self._free) + len(self._on_loan) + self._in_use >= SNAPSHOTS_MAX + BUFFERS_MAX:
+            del self._free[:1]  # the caller allocates another buffer instead
         return None
 
     def _received_in(self, payload: Buffer | None) -> Memory | None:
+        # Return the buffer that the payload was received into by the last lease, if any.
         lease, buffer = self._leased or (None, None)
         if lease is None or not lease.live or payload is not lease.view:
             return None
@@ -362,12 +366,12 @@ class VersionStore:
         if buffer is None:
             if self._on_loan:
                 self._collect()
-            if self._taken >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
+            if self._in_use >= BUFFERS_MAX or self._nbytes != len(payload) or not self._free:
                 return None
-            buffer = self._free.pop() if self._claim is None else self._claimed(self._claim)
+            buffer = self._free.pop() if self._claim is None else self._take_claimed(self._claim)
             if buffer is None:
                 return None
-            self._taken += 1
+            self._in_use += 1
             np.copyto(buffer, np.frombuffer(payload, np.uint8))
         key, plan = (announce.epoch, announce.version), plan_of(len(payload), announce.chunk_bytes)
         chunks = Chunks(plan, buffer, [whole.crc], layout.id, 1, True, whole.digest)
@@ -383,29 +387,29 @@ class VersionStore:
 
     def give(self, entry: AnnouncedEntry, buffer: Memory) -> None:
         """Give a version a newly allocated buffer."""
-        self._taken += 1
+        self._in_use += 1
         entry.set_buffer(buffer)
 
     def keep(self, buffer: Memory) -> None:
-        """Keep a buffer for a later version, unless its size is outdated or one is free already."""
-        if self.bare:
+        """Keep a new buffer for a later version; drop it if its size is outdated or one is free."""
+        if self.has_no_buffer:
             self._nbytes = buffer.nbytes
         if not self._free and buffer.nbytes == self._nbytes:
             self._free.append(buffer)
 
     def give_back(self, buffer: Memory) -> None:
         """Take back a buffer that is no longer used."""
-        self._taken -= 1
+        self._in_use -= 1
         self._recycle(buffer)
 
-    def let_go(self, entry: WholeEntry) -> None:
-        """Detach the buffer of a version without recycling it: the user owns it now."""
+    def detach_buffer(self, entry: WholeEntry) -> None:
+        """Detach the buffer of a version: the user, or the base of patches, owns the buffer now."""
         if entry.chunks is not None:
-            self._taken -= 1
+            self._in_use -= 1
             entry.chunks = None
 
     def _recycle(self, buffer: Memory, chunks: Chunks[Memory] | None = None) -> None:
-        """Make a buffer free, unless a publisher sends from it or its size is outdated."""
+        """Make a buffer free, or on loan if a publisher sends from it; drop other sizes."""
         if chunks is not None and chunks.view is not None and chunks.in_use:
             self._on_loan.append(chunks)
         elif buffer.nbytes == self._nbytes:
@@ -416,47 +420,47 @@ class VersionStore:
     def set_patch_base(
         self, entry: WholeEntry | None, running: Running | None, data: Memory | None
     ) -> bool:
-        """Replace the base by the running version's bytes, or by None; False: the base is in use.
+        """Replace the base by the running version's bytes `data`, or by None.
 
-        The base is in use while a patch is being decoded from it.
+        Return False, and replace nothing, while a patch on the base is arriving or being decoded.
         """
         if self.base is not None and self.base.users:
             return False
         chunks = entry.chunks if entry is not None else None
         own = chunks if chunks is not None and data is chunks.memory else None
         if self.base is not None and self.base.chunks is not None and (entry is None or own):
-            self._recycle(self.base.data, self.base.chunks)  # otherwise no later base needs it
+            self._recycle(self.base.data, self.base.chunks)  # else no later base needs the buffer
         self.base = None
         if entry is None or running is None or data is None:
             return True
         if own is not None:
-            self.let_go(entry)
+            self.detach_buffer(entry)
         self.base = Base(running, entry.layout, data, own)
         return True
 
-    def build_on(self, base: Base) -> Base:
-        """Hold the base for a patch, until `release`."""
+    def hold(self, base: Base) -> Base:
+        """Hold the base for a patch until `release`, and return it."""
         base.hold()
         return base
 
     def release(self, base: Base) -> None:
         """Release the base of a patch; drop a base that is not the running version any more."""
         base.release()
-        runs = self.in_phase["running"]
-        if base is self.base and (runs is None or runs.running != base.running):
-            surplus = runs is not None and not runs.announce.keep
-            self.set_patch_base(runs if surplus else None, None, None)
+        running = self.in_phase["running"]
+        if base is self.base and (running is None or running.running != base.running):
+            surplus = running is not None and not running.announce.keep
+            self.set_patch_base(running if surplus else None, None, None)
 
     # Phases.
 
     def rename(self, entry: RunningEntry, running: Running) -> None:
-        """Rename the running version to the one that `running` names."""
+        """Give the running version the epoch and number in `running`."""
         if self.base is not None and self.base.running == entry.running:
             self.base.rename(running)
         if self.move(entry, "renamed"):
             del self._live["running"][entry.key]
             entry.key, entry.running = (running.epoch, running.version), running
-            if entry.announce.workers:  # only a version for all is a new name
+            if entry.announce.workers:  # the new name is of a version for all workers
                 entry.announce = replace(entry.announce, workers=[])
             self._live["running"][entry.key] = entry
 
@@ -467,16 +471,17 @@ class VersionStore:
         return mode is not None
 
     def move(self, entry: VersionEntry | None, event: Event, into: Received | None = None) -> bool:
-        """Apply an event to a version, and drop those that it displaces; True if it has an arrow.
+        """Apply an event to a version, and drop the versions that it displaces.
 
-        `into` takes the place of the entry if the next phase is one of another class.
+        Return False, and change nothing, if the version is None or its phase has no transition for
+        the event. `into` replaces the entry, if entries of the next phase have another class.
         """
         after = TRANSITIONS[entry.phase].get(event) if entry is not None else None
         if entry is None or after is None:
             return False
         for phase in DISPLACED.get(event, ()):
             older = self._first[phase]
-            # A relay takes a version for all also after a newer one for named workers.
+            # A relay accepts a version for all workers even after a newer one for named workers.
             if older is not None and (event != "whole" or older.key < entry.key):
                 self.move(older, "newer")
         before, moved = entry.phase, into or entry
@@ -489,12 +494,12 @@ class VersionStore:
         elif after == "rejected":
             self.rejected.append(entry.key)
         elif before in ("ready", "applying", "running") and not entry.announce.workers:
-            self._had = max(self._had, entry.key)
+            self._newest_dropped = max(self._newest_dropped, entry.key)
         if after not in IN_MEMORY and entry.chunks is not None:
             transfer = entry.transfer if isinstance(entry, ArrivingEntry) else None
             if transfer is None or transfer.revoke():
                 if transfer is not None and transfer.base is not None:
                     self.release(transfer.base)
-                self._taken -= 1
+                self._in_use -= 1
                 self._recycle(entry.chunks.memory, entry.chunks)
         return True

@@ -268,7 +268,7 @@ class Applier:
 
     def look(self) -> None:
         """Wake waiting threads, which then check whether to stop, or whether all is closed."""
-        self._ready_queue.look()
+        self._ready_queue.wake_all()
         for lock in (self.lock, *self._files.values()):
             lock.look()
 
@@ -334,7 +334,7 @@ class Applier:
             hold.enter_context(self._restricted(model, key))
             left = max(0.0, deadline - time.monotonic())
             done = lambda: self._key_of(model) == key  # noqa: E731
-            is_here, staged = self._ready_queue.wait_whole(model, key, left, done)
+            is_here, staged = self._ready_queue.wait_staged(model, key, left, done)
             if is_here:
                 pin = partial(self._pin, staged)
                 return Staged(model, key, self._apply_staged, pin, hold.pop_all())

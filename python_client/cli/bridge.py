@@ -1,4 +1,4 @@
-"""`weightbus bridge`: makes servers load the versions of a model from a folder."""
+"""`weightbus bridge`: makes inference servers load the versions of a model from a folder."""
 
 import time
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from ..serving.engines import ENGINES, Engine, EngineSettings
 from ..serving.served_target import ServedTarget
 from .outcome import UsageError
 from .screen import DIM, Screen
-from .subscribe import LOOK_SECONDS, SubscribeOptions, follow
+from .subscribe import POLL_SECONDS, SubscribeOptions, follow
 
 
 class AbsentError(WeightBusError, TimeoutError):
-    """Some servers did not answer at the start, in time."""
+    """Some servers did not answer in time when the command started."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class BridgeOptions:
 
     Attributes:
         urls, kind, token: The servers' URLs, their kind, and their API key (None: no key).
-        folder: The folder of versions.
+        folder: The folder that versions are written to.
         server_path: The path of the folder on the servers; None: the same path.
-        like: A checkpoint whose names versions must have, and whose other files are copied; or
-            None.
+        like: A checkpoint folder, or None. Versions must have the tensor names of the checkpoint,
+            and its other files are copied.
         adapter: The adapter's name on the servers; None: versions are whole models.
         pause: The pause mode, for running requests; None: the default of the kind.
-        seconds: The time limit for a server to load a version, and to answer at the start.
-        unchecked: Whether versions are loaded without a comparison.
+        seconds: The time limit for a server to answer at the start, and to load a version.
+        unchecked: Whether versions are loaded even if nothing shows that they fit the server.
     """
 
     urls: Sequence[str]
@@ -55,7 +55,7 @@ class BridgeOptions:
         return EngineSettings(self.pause, self.seconds, self.folder, path)
 
     def engines(self, undo: ExitStack) -> list[Engine]:
-        """Return an engine for each server; `undo` closes the connections.
+        """Return an engine for each server; closing `undo` closes the connections.
 
         Raises:
             UsageError: An option is invalid.
@@ -85,7 +85,7 @@ class BridgeOptions:
             UsageError: The folder or `like` cannot be used, or the adapter's name is empty.
         """
         if self.adapter == "":
-            raise UsageError("--lora: give the name that requests call the adapter by")
+            raise UsageError("--lora: give the name of the adapter in requests")
         adapter = self.adapter or ""
         try:
             options: dict[str, Any] = {"like": self.like, "unchecked": self.unchecked}
@@ -106,8 +106,7 @@ def bridge(screen: Screen, wanted: SubscribeOptions, served: BridgeOptions) -> i
         _wait_for_servers(screen, served, target)
         where = f"loaded by {', '.join(served.urls)}"
         fields = {"servers": list(served.urls), "path": str(served.folder)}
-        look = _Look(screen, target)
-        return follow(screen, wanted, target, where, look, **fields)
+        return follow(screen, wanted, target, where, _ServerCheck(screen, target), **fields)
 
 
 def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarget) -> None:
@@ -121,12 +120,12 @@ def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarge
         while missing := target.check_servers():
             if time.monotonic() > end:
                 raise AbsentError(f"{missing}; within {served.seconds:g} s (--load-timeout)")
-            time.sleep(LOOK_SECONDS)
-    screen.say(f"{', '.join(served.urls)}: {served.kind}, as it should be", DIM)
+            time.sleep(POLL_SECONDS)
+    screen.say(f"{', '.join(served.urls)}: {served.kind} answers", DIM)
 
 
-class _Look:
-    """Checks the servers when it is called, and warns of each problem once."""
+class _ServerCheck:
+    """Checks the servers each time it is called, and warns of each new problem."""
 
     def __init__(self, screen: Screen, target: ServedTarget) -> None:
         self._screen, self._target = screen, target

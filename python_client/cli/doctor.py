@@ -1,4 +1,4 @@
-"""`weightbus doctor`: shows problems of this host and of a publisher, with advice."""
+"""`weightbus doctor`: shows problems of this host and of a publisher or relay, with advice."""
 
 import time
 from pathlib import Path
@@ -21,10 +21,10 @@ STYLES: dict[Severity, str] = {"well": GOOD, "note": "yellow", "problem": BAD}
 BY_REFUSAL = {
     "keys": "an observer's key is needed: weightbus keygen DIR --observer NAME",
     "not-allowed": "an observer's key is needed: weightbus keygen DIR --observer NAME",
-    "revoked": "ask the owner of the publisher's folder of keys for another one",
+    "revoked": "ask the owner of the publisher's key folder for another key",
     "limit": "close a page or a `top` somewhere",
     "malformed": "the publisher is of an earlier version, which accepts no observers: upgrade it",
-    "protocol-version": "the publisher speaks another protocol: have both of one version",
+    "protocol-version": "the publisher speaks another protocol: install the same version here",
 }
 
 
@@ -40,7 +40,7 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
             raise UsageError(str(error)) from None
     found, reached = examine(), True
     if address is not None:
-        more, reached = _look(address, timeout, keys)
+        more, reached = _check_publisher(address, timeout, keys)
         found += more
     order: list[Severity] = ["problem", "note", "well"]
     found.sort(key=lambda finding: order.index(finding.state))
@@ -53,14 +53,14 @@ def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | Non
     return UNREACHABLE if not reached else NOT_ACHIEVED if counts["problem"] else DONE
 
 
-def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
+def _check_publisher(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
     """Check a publisher; return the findings, and whether the publisher sent its roster."""
     keys: WorkerKeys | None = None
     found = list[Finding]()
     try:
         keys = worker_keys(path, None)
     except KeysError as error:
-        advice = "weightbus keygen makes them; each file is for one name, and for its owner alone"
+        advice = "make key files with weightbus keygen: one per name, readable by its owner only"
         found.append(Finding("keys", "problem", str(error), advice))
         return [*found, *reach(address, keyed=False, timeout=timeout)], False
     found += reach(address, keyed=keys is not None, timeout=timeout)

@@ -1,4 +1,4 @@
-"""`weightbus inspect`: shows the tensors of a checkpoint, and the digest of its publish."""
+"""`weightbus inspect`: shows the tensors of a checkpoint, and the digest that it would have."""
 
 import re
 from collections.abc import Mapping
@@ -82,9 +82,9 @@ def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
     rows = table("tensor", "dtype", "shape", "bytes", right=("bytes",))
     names = sorted(layout.names(), key=_natural)
     for name in names if every else names[:ROWS]:
-        kept = layout.aliases.get(name)
-        if kept is not None:
-            rows.add_row(plain(name), "", plain(f"the same as {kept}", DIM), "")
+        tied = layout.aliases.get(name)
+        if tied is not None:
+            rows.add_row(plain(name), "", plain(f"the same as {tied}", DIM), "")
         else:
             spec = layout.by_name(name)
             rows.add_row(plain(name), spec.dtype, Text(str(list(spec.shape))), f"{spec.nbytes:,}")
@@ -92,5 +92,5 @@ def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Return a sort key that compares numbers in names by value: layer 10 comes after layer 9."""
+    """Return a sort key by which layer 10 comes after layer 9."""
     return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name)]

@@ -1,4 +1,4 @@
-"""`weightbus keygen`: makes the keys of a publisher, its relays, workers and observers."""
+"""`weightbus keygen`: creates the keys of a publisher, and of its relays, workers and observers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,9 +18,17 @@ def keygen(
     at: Iterable[str] | None = None,
     above: Iterable[str] | None = None,
 ) -> int:
-    """Make the publisher's key pair if there is none, and key pairs for each name.
+    """Create the publisher's key pair if there is none, and a key pair for each name.
 
-    Return the exit code.
+    Args:
+        screen: Shows the files.
+        folder: The publisher's key folder.
+        workers, observers, relays: The names of each role.
+        at: The relays to which the workers connect; see `generate`.
+        above: The relays to which the relays connect; see `generate`.
+
+    Returns:
+        The exit code.
     """
     names: dict[str, Role] = dict.fromkeys(workers or (), "worker")
     others: tuple[tuple[Role, Iterable[str]], ...]
@@ -33,21 +41,21 @@ def keygen(
                 )
             names[name] = role
     if above and not relays:
-        raise UsageError("--above says to which relay a relay connects: name one, with --relay")
+        raise UsageError("--above sets to which relay a relay connects: name a relay with --relay")
     if at and not (workers or observers):
-        raise UsageError("--at says to which relay a worker connects: name a worker")
+        raise UsageError("--at sets to which relay a worker connects: name a worker")
     files = generate(folder, names, at=at or (), above=above or ())
     for file in files:
         screen.say(str(file))
     screen.say(
-        f"{PUBLISHER} and {ALLOWED}/ are the publisher's (keys={folder}); move each file of "
-        f"{WORKERS}/ to its worker, whose keys= it is. Removing a file from {ALLOWED}/ revokes it",
+        f"{PUBLISHER} and {ALLOWED}/ stay with the publisher (keys={folder}); move each file of "
+        f"{WORKERS}/ to its worker (keys=FILE). Removing a file from {ALLOWED}/ revokes the key",
         DIM,
     )
     if relays:
         screen.say(
-            f"move each folder of {RELAYS}/ to its relay, whose keys= it is. Its {ALLOWED} is a "
-            f"link: on another host, put a copy of {ALLOWED}/ there, and keep it in step",
+            f"move each folder of {RELAYS}/ to its relay (keys=FOLDER). Its {ALLOWED} is a link: "
+            f"on another host, replace the link by a copy of {ALLOWED}/, and update the copy",
             DIM,
         )
     screen.emit("keys", files=[str(file) for file in files])

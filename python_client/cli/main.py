@@ -1,4 +1,4 @@
-"""The entry point of the command line: the script `weightbus` and `python -m weightbus`."""
+"""The entry point of the command line, for the script `weightbus` and `python -m weightbus`."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ EXTRA = {"typer", "click", "rich"}  # the packages of the extra `cli`
 
 def main() -> None:
     """Run the command line, and exit the process with one of the exit codes in `outcome`."""
-    # A command handles signals itself (`outcome`). Before and after it, Ctrl-C shows no traceback.
+    # A command handles signals itself (`outcome`). This prevents a traceback before and after it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with contextlib.suppress(ValueError):  # only the main thread may set signal handlers
             signal.signal(signal.SIGINT, _leave)

@@ -1,4 +1,4 @@
-"""Ends a command with an exit code, and shows an error as one line, not as a traceback.
+"""Runs a command, ends it with an exit code, and shows an error as one line without traceback.
 
 0     done; or a command that runs until stopped (publish --watch, relay, subscribe, bridge) was
       stopped
@@ -22,7 +22,7 @@ from ...codecs.errors import WeightBusError
 from .screen import Screen
 
 DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
-AGAIN_SECONDS = 0.01  # seconds by which a signal is delayed (`_holds_a_lock_halfway`)
+DELAY_SECONDS = 0.01  # seconds by which a signal is delayed (`_holds_a_lock_halfway`)
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -68,7 +68,7 @@ def _fail(screen: Screen, error: Exception, code: int) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Generator[None]:
-    """Return a context manager during which SIGINT, SIGTERM and SIGHUP raise `Stopped`."""
+    """Raise `Stopped` on SIGINT, SIGTERM and SIGHUP during the block. (In the main thread only.)"""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -76,15 +76,14 @@ def _stoppable() -> Generator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         if frame is not None and _holds_a_lock_halfway(frame):
             signal.signal(signal.SIGALRM, lambda _, later: stop(number, later))
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, DELAY_SECONDS)
             return
         raise Stopped(number)
 
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)}
     for number in SIGNALS:
-        if (
-            before[number] is not signal.SIG_IGN
-        ):  # nohup, and shells without job control, make jobs ignore some signals
+        # An ignored signal stays ignored: nohup, and shells without job control, set that.
+        if before[number] is not signal.SIG_IGN:
             signal.signal(number, stop)
     try:
         yield
@@ -97,8 +96,8 @@ def _stoppable() -> Generator[None]:
 def _holds_a_lock_halfway(frame: FrameType) -> bool:
     """Return whether an exception at this frame would leave a lock of `threading` in a wrong state.
 
-    Some classes of `threading` are written in Python. An exception in one of these methods would
-    come between the acquire or release of the lock and its `with` statement.
+    Some classes of `threading` are written in Python. An exception in one of their methods below
+    would separate the acquire or release of the lock from the `with` statement that needs it.
     """
     halfway = "__enter__", "__exit__", "_acquire_restore", "_release_save"
     code = frame.f_code

@@ -31,15 +31,14 @@ from .screen import DIM, STATE_STYLES, Bars, Screen, counted, metadata_text, pla
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 0.1  # seconds between two checks of the workers' progress
-BARS_MAX = 8  # most workers that get a bar each; more workers share one bar
-# seconds after a publish's deadline until the publisher's thread counts as dead
-GRACE_SECONDS = 10.0
+POLL_SECONDS = 0.1  # seconds between two checks of the workers' progress
+BARS_MAX = 8  # the most workers with a progress bar each; more workers share one bar
+GRACE_SECONDS = 10.0  # seconds after a publish's deadline until its thread counts as dead
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The options for the HTTP pages: their addresses, the token, and whether none is needed."""
+    """The options for the HTTP pages: addresses, token, and whether access needs no token."""
 
     dashboard: str | None = None
     metrics: str | None = None
@@ -50,7 +49,7 @@ class PageOptions:
         """Return the address of a page with its rules of access; None for no address.
 
         Raises:
-            UsageError: The address is invalid, or would give everyone access.
+            UsageError: The address is invalid, or would give other hosts access without a token.
         """
         try:
             return None if address is None else Http(address, self.token, insecure=self.insecure)
@@ -58,15 +57,16 @@ class PageOptions:
             raise UsageError(f"{error} (on the command line: --token, --insecure-http)") from None
 
     def opened(self, make: Callable[..., T], verb: str, bind: str) -> T:
-        """Return the publisher or relay that `make` makes with these pages.
+        """Return the publisher or relay that `make` creates with these pages.
 
         Args:
-            make: Called with the keywords `dashboard` and `metrics`.
-            verb: What it does, for the error text, such as `publish`.
-            bind: The address at which it listens.
+            make: Creates the publisher or relay; called with the keywords `dashboard` and
+                `metrics`.
+            verb: The verb for the error text: `publish` or `relay`.
+            bind: The address at which the publisher or relay listens.
 
         Raises:
-            UsageError: The address of a page is invalid, or would give everyone access.
+            UsageError: The address of a page is invalid, or would give other hosts access.
             AddressError: An address is invalid or in use.
         """
         dashboard, metrics = self.at(self.dashboard), self.at(self.metrics)
@@ -119,7 +119,7 @@ class PublishJob:
 
     @property
     def dtype(self) -> str | Mapping[str, str] | None:
-        """The dtypes to convert to: one, or one for each name pattern (`PATTERN=DTYPE`)."""
+        """The dtype to convert to, or a dtype for each pattern of names (`PATTERN=DTYPE`)."""
         if len(self.dtypes) == 1 and "=" not in self.dtypes[0]:
             return self.dtypes[0]
         pairs = (each.rpartition("=") for each in self.dtypes)
@@ -140,7 +140,10 @@ class PublishJob:
         return {name: text for name, _, text in (each.partition("=") for each in self.metadata)}
 
     def metadata_of(self, screen: Screen, checkpoint: Checkpoint) -> dict[str, str]:
-        """Return a version's metadata: the user's entries first, then those of the files."""
+        """Return a version's metadata: the user's entries, then the checkpoint's, up to the limit.
+
+        A warning names the entries that do not fit.
+        """
         own_metadata = self.own_metadata
         texts = {name: t for name, t in checkpoint.metadata.items() if name != FORMAT}
         found, rest = fitting({**own_metadata, **texts, **own_metadata}.items())
@@ -171,12 +174,12 @@ def _publish_once(screen: Screen, order: PublishJob) -> int:
             screen.error(f"nothing was published: {missing}")
             _emit_nothing(screen, order, publisher, checkpoint, missing)
             return NOT_ACHIEVED
-        left = max(LOOK_SECONDS, deadline - time.monotonic())
+        left = max(POLL_SECONDS, deadline - time.monotonic())
         receipt, shortfall = _send(screen, order, publisher, checkpoint, left)
         if not shortfall and checkpoint.changed():
             shortfall = (
-                f"{order.path} was written while it was published, so what the workers have may "
-                "be a mixture: publish it again (--watch guards against this)"
+                f"{order.path} was written while it was published, so the workers may have parts "
+                "of two checkpoints: publish it again (--watch prevents this)"
             )
         _show(screen, receipt, shortfall)
     return NOT_ACHIEVED if shortfall else DONE
@@ -188,7 +191,7 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
     try:
         with logged(screen), _listen(order) as publisher:
             _introduce(screen, order, publisher)
-            publisher.on_worker(lambda event: tell(screen, event))
+            publisher.on_worker(lambda event: show_event(screen, event))
             watch = Watch(order.path, screen.warn)
             while True:
                 checkpoint = _next(screen, order, watch)
@@ -207,7 +210,7 @@ def _publish_changes(screen: Screen, order: PublishJob) -> int:
 
 
 def _listen(order: PublishJob) -> Publisher:
-    # Return a publisher, which listens; raise UsageError for an invalid option.
+    # Return a new publisher, which listens at `bind`; raise UsageError for an invalid option.
     make = partial(
         Publisher, order.bind, state=order.state, keys=order.keys, insecure=order.insecure
     )
@@ -237,21 +240,21 @@ def show_pages(screen: Screen, shown: HttpEndpoints) -> None:
 
 
 class _Log(logging.Handler):
-    """Shows log records, except the worker events that `tell` shows."""
+    """Shows log records, except the events of workers, which `show_event` shows."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        about: dict[str, str] = getattr(record, "weightbus", {})
-        if about.get("kind") not in EVENT_KINDS:
+        fields: dict[str, str] = getattr(record, "weightbus", {})
+        if fields.get("kind") not in EVENT_KINDS:
             self._screen.warn(self.format(record))
 
 
 @contextlib.contextmanager
 def logged(screen: Screen) -> Generator[None]:
-    """Return a context manager during which the package's log records are shown."""
+    """Show the package's log records during the block."""
     log, handler = logging.getLogger("weightbus"), _Log(screen)
     log.addHandler(handler)
     try:
@@ -260,11 +263,11 @@ def logged(screen: Screen) -> Generator[None]:
         log.removeHandler(handler)
 
 
-def tell(screen: Screen, event: WorkerEvent) -> None:
+def show_event(screen: Screen, event: WorkerEvent) -> None:
     """Show an event of a worker, since receipts do not show events between two publishes."""
     text = f"{time.strftime('%H:%M:%S')}  {event.text}"
     if event.missed:
-        text += f" (and {counted(event.missed, 'event')} before it)"
+        text += f" ({counted(event.missed, 'earlier event')} not shown)"
     if event.kind in ("lost", "stuck", "refused", "failed"):
         screen.warn(text)
     else:
@@ -293,19 +296,20 @@ def _wait_for_workers(
     """
     with screen.waiting("") as waiting:
         while True:
-            here = sum(
+            joined = sum(
                 worker.state != "lost" and order.model in worker.models
                 for worker in publisher.workers().values()
             )
-            waiting.say(f"waiting for workers: {here} of {order.expect} here")
+            waiting.say(f"waiting for workers: {joined} of {order.expect} joined")
             try:
                 left = max(0.0, deadline - time.monotonic())
-                publisher.wait_for_workers(order.expect, min(LOOK_SECONDS, left), order.model)
+                publisher.wait_for_workers(order.expect, min(POLL_SECONDS, left), order.model)
             except WorkersMissingError:
                 if time.monotonic() >= deadline:
                     workers = counted(order.expect, "worker")
+                    within = f"within {order.timeout:g} s"
                     return (
-                        f"{here} of {workers} for {order.model!r} came within {order.timeout:g} s; "
+                        f"{joined} of {workers} for {order.model!r} joined {within}; "
                         f"start them with: weightbus subscribe {publisher.address} "
                         f"--model {order.model} --out FILE"
                     )
@@ -336,8 +340,8 @@ def _send(
             expect=0 if order.watch else order.expect,
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
-        while not wait([future], LOOK_SECONDS).done:
-            _move(bars, order.model, checkpoint.nbytes, before, publisher.workers())
+        while not wait([future], POLL_SECONDS).done:
+            _update_bars(bars, order.model, checkpoint.nbytes, before, publisher.workers())
             if time.monotonic() > give_up:
                 raise ClosedError("the publisher's thread does not answer; is the host overloaded?")
     try:
@@ -346,32 +350,32 @@ def _send(
         return error.receipt, str(error)
 
 
-def _move(
+def _update_bars(
     bars: Bars,
     model: str,
     nbytes: int,
     before: Mapping[str, WorkerStatus],
     now: Mapping[str, WorkerStatus],
 ) -> None:
-    # Move the progress bars to what the workers have received.
+    # Set the progress bars to the bytes that each worker has received.
     done: dict[str, int] = {}
     for name, worker in now.items():
         if worker.state == "lost" or model not in worker.models:
             continue
-        was = before.get(name)
+        earlier = before.get(name)
         phase = worker.phase.get(model, "")
         if model in worker.progress:
-            here, count = worker.progress[model]
-            done[name] = nbytes * here // max(1, count)
+            received, count = worker.progress[model]
+            done[name] = nbytes * received // max(1, count)
         else:
-            fresh = was is None or worker.running.get(model) != was.running.get(model)
-            done[name] = nbytes if phase or fresh else 0
+            changed = earlier is None or worker.running.get(model) != earlier.running.get(model)
+            done[name] = nbytes if phase or changed else 0
     if len(done) <= BARS_MAX:
-        for name, got in done.items():
-            bars.move(name, got, nbytes, now[name].phase.get(model, ""))
+        for name, received in done.items():
+            bars.move(name, received, nbytes, now[name].phase.get(model, ""))
     else:
-        finished = sum(got == nbytes for got in done.values())
-        note = f"{finished} of {len(done)} workers have it all"
+        finished = sum(received == nbytes for received in done.values())
+        note = f"{finished} of {len(done)} workers have received the version"
         bars.move("all workers", sum(done.values()), nbytes * len(done), note)
 
 
@@ -385,8 +389,8 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
         for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):
             style = STATE_STYLES[worker.state]
             after = "" if worker.seconds is None else span(worker.seconds)
-            came = f"{size(worker.nbytes)} as {worker.encoding}" if worker.patched else ""
-            note = plain(worker.detail or came)
+            patch = f"{size(worker.nbytes)} as {worker.encoding}" if worker.patched else ""
+            note = plain(worker.detail or patch)
             rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, note)
         screen.show(rows)
     if receipt.metadata:

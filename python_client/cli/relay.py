@@ -1,4 +1,4 @@
-"""`weightbus relay`: passes the versions of models on from a publisher to workers."""
+"""`weightbus relay`: receives models' versions from a publisher, and serves them to workers."""
 
 import re
 import time
@@ -14,10 +14,10 @@ from ..checks import check_name
 from ..observing.relay_status import RelayStatus
 from ..relay import Relay
 from .outcome import DONE, Stopped, UsageError
-from .publish import PageOptions, logged, show_pages, tell
+from .publish import PageOptions, logged, show_event, show_pages
 from .screen import DIM, Screen, counted, metadata_text, size
 
-LOOK_SECONDS = 0.2  # seconds between two checks of the relay
+POLL_SECONDS = 0.2  # seconds between two checks of the relay
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RelayOptions:
     """The options of the command `relay`; see its help text.
 
     Attributes:
-        upstream: The addresses of publishers above, separated by commas.
+        upstream: The addresses of the publisher or relay above, separated by commas.
     """
 
     upstream: str
@@ -38,7 +38,7 @@ class RelayOptions:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses above."""
+        """The addresses in `upstream`, as a list."""
         return re.split(r",(?=\w+://)", self.upstream)
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class RelayOptions:
             raise UsageError(str(error)) from None
 
     def open(self) -> Relay:
-        """Return a relay, which listens.
+        """Return a new relay, which listens at `bind`.
 
         Raises:
             UsageError: An address of a page is invalid.
@@ -90,13 +90,13 @@ def relay(screen: Screen, options: RelayOptions) -> int:
                 dashboard=opened.shown.dashboard,
                 metrics=opened.shown.metrics,
             )
-            opened.on_worker(lambda event: tell(screen, event))
-            watch = _Display(screen, opened)
+            opened.on_worker(lambda event: show_event(screen, event))
+            display = _Display(screen, opened)
             while True:
-                for version in watch.look():
+                for version in display.update():
                     passed += 1  # counted before it is shown, since a signal may interrupt that
-                    watch.show(*version)
-                time.sleep(LOOK_SECONDS)
+                    display.show(*version)
+                time.sleep(POLL_SECONDS)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(passed, 'version')}", DIM)
         screen.emit("stopped", signal=stopped.signal.name, passed=passed)
@@ -104,7 +104,7 @@ def relay(screen: Screen, options: RelayOptions) -> int:
 
 
 class _Display:
-    """Shows what changes at a relay, each time it looks."""
+    """Shows the changes of a relay at each `update`."""
 
     def __init__(self, screen: Screen, watched: Relay) -> None:
         self._screen, self._relay = screen, watched
@@ -112,17 +112,17 @@ class _Display:
         self._warned = ""
         self._shown: dict[str, tuple[int, int]] = {}
 
-    def look(self) -> list[tuple[str, HeldVersion]]:
-        """Return the versions that have become whole, after showing what became of the publisher.
+    def update(self) -> list[tuple[str, HeldVersion]]:
+        """Show changes of the session; return the versions that are whole since the last call.
 
         Raises:
-            RefusedError: The publisher refuses the relay, which it has never accepted.
+            RefusedError: The publisher refuses the relay, and has never accepted it.
             ClosedError: A thread of the relay has failed.
         """
         try:
             self._relay.wait_joined(0)
         except (RefusedError, AddressError) as error:
-            # A relay that has joined before serves what it has, and goes on trying.
+            # A relay that has joined before serves the versions that it has, and keeps trying.
             if isinstance(error, RefusedError) and not self._was_joined:
                 raise
             if str(error) != self._warned:
@@ -131,9 +131,9 @@ class _Display:
         status = self._relay.status()
         if status.joined != self._joined:
             self._show_session(status)
-        return list(self._whole(status))
+        return self._newly_whole(status)
 
-    def _whole(self, status: RelayStatus) -> list[tuple[str, HeldVersion]]:
+    def _newly_whole(self, status: RelayStatus) -> list[tuple[str, HeldVersion]]:
         found = list[tuple[str, HeldVersion]]()
         for model, held in status.versions.items():
             for version in held:

@@ -1,8 +1,8 @@
-"""The output of a command: text, tables and progress bars, or lines of JSON for programs.
+"""Writes the output of a command: text, tables and progress bars, or lines of JSON for programs.
 
-Text goes to standard output. Bars and errors go to standard error, so that a pipe does not get
-them. With `--json`, standard output has only JSON, one object a line; the last object is the
-result, and text goes to standard error. Every object has a `kind`.
+Text goes to standard output. Progress bars and errors go to standard error, so that they do not go
+into a pipe. With `--json`, standard output has only JSON, one object per line, and text goes to
+standard error. Every object has a `kind`; the last object is the result.
 """
 
 import contextlib
@@ -56,23 +56,23 @@ class Screen:
         out = Console(highlight=False)
         if not out.is_terminal:  # do not cut lines in a file or a pipe
             out = Console(highlight=False, width=PIPE_COLUMNS)
-        self._people = self._errors if as_json else out
+        self._text = self._errors if as_json else out
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line of text."""
-        self._people.print(Text(visible(text), style=style), soft_wrap=True)
+        self._text.print(Text(visible(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Show a table or another renderable; do nothing with `--json`."""
         if not self.as_json:
-            self._people.print(what)
+            self._text.print(what)
 
     def warn(self, text: str) -> None:
         """Show a warning, on standard error."""
         self._errors.print(f"[yellow]warning:[/] {escape(visible(text))}", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Show an event, on standard error, above a running bar or spinner."""
+        """Show an event on standard error, above any progress bar or spinner."""
         self._errors.print(Text(visible(text), style=DIM), soft_wrap=True)
 
     def error(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Screen:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Generator["Waiting"]:
-        """Return a context manager that shows a spinner with a text."""
+        """Show a spinner with a text during the block."""
         with Progress(
             SpinnerColumn(style="cyan"),
             TextColumn("{task.description}"),
@@ -99,7 +99,7 @@ class Screen:
 
     @contextlib.contextmanager
     def bars(self) -> Generator["Bars"]:
-        """Return a context manager that shows progress bars with rate and remaining time."""
+        """Show progress bars, with rate and remaining time, during the block."""
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=32),
@@ -150,21 +150,21 @@ class Bars:
 
 
 def visible(text: str) -> str:
-    """Return a text, of which peers may have sent parts, without terminal control characters."""
+    """Return a text with control characters escaped, since peers may have sent parts of it."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a peer's text as one line; markup has no effect, control characters are escaped."""
+    """Return a peer's text as one line, with control characters escaped and without markup."""
     return Text(printable(text), style)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table; the columns in `right` are right-aligned."""
-    made = Table(box=None, padding=(0, 3, 0, 0), header_style=DIM, pad_edge=False)
+    empty = Table(box=None, padding=(0, 3, 0, 0), header_style=DIM, pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        empty.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return empty
 
 
 def counted(number: int, noun: str) -> str:

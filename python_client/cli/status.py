@@ -1,12 +1,13 @@
 """`weightbus status`: reports to scripts whether all workers run the newest versions.
 
-0     all workers run them, or are behind for less than the time allowed for an apply
+0     all workers run the newest versions, or are behind for less time than an apply may take
 1     some workers are lost, stuck, failed, or behind for longer; or too few are connected; or a
       relay has no publisher
-2     nothing answers, or it refuses observers, or its roster is too large for the timeout
+2     nothing answers, or the publisher refuses observers, or its roster is too large to be read in
+      time
 
-`weightbus status --ready` asks only whether the publisher or relay can serve workers, as a probe
-of an orchestrator does: 0 yes, 1 no.
+`weightbus status --ready`, for the probes of an orchestrator, only tests whether the publisher or
+relay can serve workers: 0 yes, 1 no.
 """
 
 import time
@@ -26,7 +27,7 @@ from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, metadata_text, plain, size, table
 
 UNREACHABLE = 2
-ROWS_SHOWN = 200  # most rows of a table: a row takes milliseconds to draw
+ROWS_SHOWN = 200  # the most rows of a table, since drawing a row takes milliseconds
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
@@ -60,9 +61,9 @@ def status(
 def ready(screen: Screen, address: str, timeout: float, keys: Path | None = None) -> int:
     """Show whether the publisher or relay is ready for workers; return the exit code, 0 or 1.
 
-    A publisher is ready if it answers; a relay also needs a session with the publisher above, or a
-    version: without either, a worker that connects to it would wait, but gets versions at its next
-    address.
+    A publisher is ready if it answers. A relay also needs a session with the publisher above, or a
+    version. Otherwise a worker that connects to the relay would wait, although its next address may
+    have versions.
     """
     with observer_of(address, keys) as observer:
         why = _unreadable(observer, address, timeout)
@@ -99,7 +100,7 @@ def _unreadable(observer: Observer, address: str, timeout: float) -> str:
 
 
 def unread(observer: Observer, address: str, timeout: float) -> str:
-    """Return an error message that says why an observer could not read the roster."""
+    """Return the error message for an observer that could not read the roster in time."""
     if observer.heard_at is not None:
         return (
             f"{address} answers, but its roster could not be read within "
@@ -107,14 +108,14 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
         )
     return (
         f"no publisher or relay answered at {address} within {timeout:g} s: check the address, and "
-        "that it runs; if it does, it is of an older weightbus, which answers no observers"
+        "that the process runs; an older weightbus does not answer observers"
     )
 
 
 def _well(view: View, standings: list[Standing]) -> str:
     workers = counted(len(view.workers), "worker")
     late = len({s.worker for s in standings if s.verdict == "behind"})
-    return f"everybody is up to date: {workers}" + (f", {late} of them applying" if late else "")
+    return f"all are up to date: {workers}" + (f", {late} of them applying" if late else "")
 
 
 def shortfall(
@@ -123,10 +124,10 @@ def shortfall(
     """Return an error message that names the workers that are not up to date; "" if all are.
 
     Between a publish and its last apply some workers are always behind, so being behind for less
-    than `within` seconds is accepted. The time counts from the first version that a worker has
-    missed. So a worker that never applies is overdue, however often versions are published. The
-    message also says if fewer than `expect` workers are connected, and if the observed process is a
-    relay that has no publisher.
+    than `within` seconds is accepted. The time counts from the publish of the first version that a
+    worker lacks. So a worker that never applies is reported, however often versions are published.
+    The message also says if fewer than `expect` workers are connected, and if the observed process
+    is a relay that has no publisher.
     """
     bad = [
         f"{s.worker} failed {s.model}"
@@ -144,12 +145,12 @@ def shortfall(
 
 
 def _in_time(standing: Standing, within: float) -> bool:
-    late = standing.lag_s  # None: unknown
-    return standing.verdict == "behind" and late is not None and late < within
+    lag = standing.lag_s  # None: unknown
+    return standing.verdict == "behind" and lag is not None and lag < within
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:
-    """Show a table of the first `ROWS_SHOWN` standings (a worker's state with one model)."""
+    """Show a table of the first `ROWS_SHOWN` states of workers."""
     if standings:
         screen.show(rows_of(standings[:ROWS_SHOWN]))
     if len(standings) > ROWS_SHOWN:
@@ -172,7 +173,7 @@ def show_models(screen: Screen, view: View, now: float) -> dict[str, dict[str, o
 
 
 def rows_of(standings: list[Standing]) -> Table:
-    """Return a table with a row for each standing."""
+    """Return a table with a row for each worker's state with one model."""
     rows = table(
         "worker", "model", "state", "version", "behind", "doing", "rate", "language", "host",
         "road", "encoding", "error", right=("version", "behind", "rate"),
@@ -187,7 +188,7 @@ def rows_of(standings: list[Standing]) -> Table:
 
 
 def _doing(s: Standing) -> str:
-    """Return a cell: the phase of a worker, the time it took to apply, or its silence."""
+    """Return the cell `doing`: a worker's phase, the seconds of its last apply, or its silence."""
     if s.verdict == "lost":
         return f"silent {span(s.silent_s)}"
     took = f"applied in {span(s.took_s)}" if s.verdict == "current" and s.took_s else ""

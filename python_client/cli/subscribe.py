@@ -19,12 +19,12 @@ from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, metadata_text, size
 
-LOOK_SECONDS = 0.2  # seconds between two checks of the connection
+POLL_SECONDS = 0.2  # seconds between two checks of the connection
 ONCE_SECONDS = 300.0  # seconds that --once waits for a version by default
 
 
 class NothingCameError(WeightBusError, TimeoutError):
-    """No version came in time."""
+    """No version arrived in time."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SubscribeOptions:
         name: str | None,
         keys: Path | None,
     ) -> "SubscribeOptions":
-        """Return the options of a command line; several addresses and their keys have commas."""
+        """Return the options; `addresses` and `keys` may be several, separated by commas."""
         each = tuple(re.split(r",(?=\w+://)", addresses))
         files = keys if keys is None or len(each) == 1 else _files(str(keys))
         return cls(each, model, once, timeout, name, files)
@@ -69,7 +69,7 @@ class SubscribeOptions:
 
     @property
     def address(self) -> str:
-        """The addresses, as a user names them."""
+        """The addresses as one text, separated by commas."""
         return ",".join(self.addresses)
 
     @property
@@ -97,18 +97,18 @@ def follow(
     wanted: SubscribeOptions,
     target: Target,
     where: str,
-    look: Callable[[], object] = bool,
+    check: Callable[[], object] = bool,
     **fields: object,
 ) -> int:
     """Apply one version, or every version until stopped; return the exit code.
 
     For each version, show the text `where` and emit the JSON `fields`. While no version arrives,
-    `look` is called repeatedly.
+    call `check` repeatedly.
     """
     targets = {wanted.model: target}
     with Subscriber(wanted.addresses, targets, name=wanted.name, keys=wanted.keys) as subscriber:
         screen.say(f"{subscriber.name} for {wanted.model} of {wanted.address}", DIM)
-        receive = partial(_receive, screen, wanted, subscriber, look)
+        receive = partial(_receive, screen, wanted, subscriber, check)
         show = partial(_show, screen, where, fields)
         if wanted.once:
             show(receive())
@@ -120,7 +120,7 @@ def follow(
 def _receive_all(
     screen: Screen, receive: Callable[[], Update], show: Callable[[Update], None]
 ) -> None:
-    # Apply versions until stopped, and show each.
+    # Apply every version until stopped, and show it.
     written = 0
     try:
         while True:
@@ -137,12 +137,12 @@ def _receive_all(
 
 
 def _receive(
-    screen: Screen, wanted: SubscribeOptions, subscriber: Subscriber, look: Callable[[], object]
+    screen: Screen, wanted: SubscribeOptions, subscriber: Subscriber, check: Callable[[], object]
 ) -> Update:
-    """Wait for a version and apply it.
+    """Wait for a version and apply it; return what was applied.
 
     Raises:
-        NothingCameError: No version came in time.
+        NothingCameError: No version arrived in time.
         ApplyError: The version could not be applied.
         RefusedError: The publisher refuses this worker.
     """
@@ -155,16 +155,16 @@ def _receive(
                 joined = subscriber.wait_joined(0)
                 what = f"a version of {wanted.model}" if joined else "a publisher"
                 waiting.say(f"waiting for {what} at {wanted.address}")
-                update = subscriber.receive(LOOK_SECONDS)
+                update = subscriber.receive(POLL_SECONDS)
             except AddressError as error:  # the host's name may become resolvable later
                 if not unknown:
                     unknown = str(error)
                     screen.warn(unknown)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 continue
             if update is not None:
                 return update
-            look()
+            check()
     try:
         joined = subscriber.wait_joined(0)
     except AddressError as error:

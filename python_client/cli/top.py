@@ -1,4 +1,4 @@
-"""`weightbus top`: a live table of workers, the worst first; keys sort, filter and quit.
+"""`weightbus top`: shows a live table of workers, the worst first; keys sort, filter and quit.
 
 `rich` draws the table, since the command line needs `rich` anyway. While the table is shown, the
 terminal is in cbreak mode.
@@ -27,8 +27,8 @@ from .outcome import DONE, NOT_ACHIEVED
 from .screen import BAD, DIM, GOOD, Screen, counted, metadata_text, plain
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
-LOOK_SECONDS = 0.5  # seconds between two requests
-CHROME_LINES = 6  # lines of the screen that are not rows: titles, head and keys
+POLL_SECONDS = 0.5  # seconds between two requests
+OTHER_LINES = 6  # lines of the screen that are not rows: titles, head and keys
 TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
 
@@ -43,7 +43,7 @@ SORTS: dict[str, Callable[[Standing], tuple[object, ...]]] = {
 
 @dataclass
 class Choice:
-    """The user's choice of rows, which pressed keys change.
+    """The rows that the user wants to see, and their order; pressed keys change it.
 
     Attributes:
         sort: The name of the order, a key of `SORTS`.
@@ -79,7 +79,7 @@ class Choice:
             self.text += key
 
     def of(self, standings: list[Standing]) -> list[Standing]:
-        """Return the states of workers that the user chose, sorted."""
+        """Return the rows that the user wants to see, sorted."""
         return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
 
     def _wanted(self, s: Standing) -> bool:
@@ -105,74 +105,74 @@ def top(
             screen.warn("no terminal to draw on: shown once; --json shows it again and again")
             once = True
         if once:
-            _tell(screen, observer, choice)
+            _show_once(screen, observer, choice)
             return DONE if reached else NOT_ACHIEVED
         if screen.as_json:
             _stream(screen, observer, choice)
         with _keys() as pressed, Live(screen=True, auto_refresh=False) as live:
             while not choice.over:
-                rows = max(1, live.console.height - CHROME_LINES)
+                rows = max(1, live.console.height - OTHER_LINES)
                 live.update(_picture(observer, address, choice, rows), refresh=True)
-                for key in pressed(LOOK_SECONDS):
+                for key in pressed(POLL_SECONDS):
                     choice.press(key)
-                observer.look(LOOK_SECONDS)
+                observer.look(POLL_SECONDS)
     return DONE
 
 
-def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
+def _show_once(screen: Screen, observer: Observer, choice: Choice) -> None:
     now = time.monotonic()
-    everybody = observer.view.standings(now)
-    standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
-    for trouble in wrong:
+    every = observer.view.standings(now)
+    standings, found = choice.of(every), troubles(observer.view, every, now)
+    for trouble in found:
         screen.say(trouble.text, TROUBLE_STYLES.get(trouble.state, ""))
-    screen.say(_summary(observer, everybody), DIM if wrong else GOOD)
+    screen.say(_summary(observer, every), DIM if found else GOOD)
     show(screen, standings)
     models = show_models(screen, observer.view, now)
     rows = [fields(standing) for standing in standings]
-    problems = [asdict(trouble) for trouble in wrong]
+    problems = [asdict(trouble) for trouble in found]
     screen.emit("top", epoch=observer.view.epoch, troubles=problems, models=models, workers=rows)
 
 
 def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
     """Write a JSON object every second, until a signal ends the command."""
     while True:
-        _tell(screen, observer, choice)
-        until = time.monotonic() + 2 * LOOK_SECONDS
+        _show_once(screen, observer, choice)
+        until = time.monotonic() + 2 * POLL_SECONDS
         while time.monotonic() < until:
-            observer.look(LOOK_SECONDS)
-            select.select([], [], [], LOOK_SECONDS)
+            observer.look(POLL_SECONDS)
+            select.select([], [], [], POLL_SECONDS)
 
 
 def _summary(observer: Observer, standings: list[Standing]) -> str:
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "none joined"
     silent = time.monotonic() - (observer.heard_at or 0.0)
-    lost = f"; nothing has answered for {span(silent)}" if silent > 4 * LOOK_SECONDS else ""
+    lost = f"; nothing has answered for {span(silent)}" if silent > 4 * POLL_SECONDS else ""
     return f"{counted(len(observer.view.workers), 'worker')}: {words}{lost}"
 
 
 def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Group:
     # Return the live table, with at most `rows` rows.
     now = time.monotonic()
-    everybody = observer.view.standings(now)
-    standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
+    every = observer.view.standings(now)
+    standings, found = choice.of(every), troubles(observer.view, every, now)
     models = ", ".join(
         f"{name} {row.version}"
         + ("" if age is None else f" ({span(age)} ago)")
         + (f" {metadata_text(row.metadata)}" if row.metadata else "")
         for name, (row, age) in observer.view.models(now).items()
     )
-    rows = max(1, rows - len(wrong))
+    rows = max(1, rows - len(found))
     more = f"{len(standings) - rows} more rows" if len(standings) > rows else ""
-    asked = f"sorted by {choice.sort}" + (f", with “{choice.text}”" if choice.text else "")
-    asked += " (typing)" if choice.typing else ""
+    chosen = f"sorted by {choice.sort}" + (f", with “{choice.text}”" if choice.text else "")
+    chosen += " (typing)" if choice.typing else ""
     return Group(
-        Text(f"{address}  {_summary(observer, everybody)}", "bold"),
-        *(_line(trouble) for trouble in wrong),
+        Text(f"{address}  {_summary(observer, every)}", "bold"),
+        *(_line(trouble) for trouble in found),
         plain(models or "nothing is published yet"),
         rows_of(standings[:rows]),
         Text(more, DIM),
-        Text(f"{KEYS}   {asked}", DIM),
+        Text(f"{KEYS}   {chosen}", DIM),
     )
 
 
@@ -185,7 +185,7 @@ def _line(trouble: Trouble) -> Text:
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """Return a context manager that yields a function that waits for keys and returns them.
+    """Yield a function that waits for pressed keys and returns them, with the terminal in cbreak.
 
     The function's argument is the longest wait in seconds. If standard input is not a terminal, the
     function waits and returns no keys.

@@ -1,4 +1,4 @@
-"""`weightbus verify`: compares workers' current weights with the published ones, by tensor."""
+"""`weightbus verify`: compares workers' weights with the published weights, tensor by tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
 from .status import ROWS_SHOWN, UNREACHABLE, observer_of, unread
 
 UNKNOWN = 3  # the exit code if some result is unknown
-NAMES_SHOWN = 5  # tensors named in one row of the table; --json has more
+NAMES_SHOWN = 5  # the most tensors named in one row of the table; --json has more
 
 Verdict = Literal["same", "differs", "unknown"]
 STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
@@ -27,17 +27,16 @@ class WorkerVerdict:
     """The result for one worker and one of its models."""
 
     standing: Standing
-    answer: Verified  # the publisher's answers on this worker and model, merged
+    answer: Verified  # the publisher's answers about this worker and model, merged
 
     @property
     def verdict(self) -> Verdict:
         """Whether the worker's weights equal the published weights, or whether that is unknown."""
         if self.answer.differing:
             return "differs"
-        some = (
-            self.answer.unlike < self.answer.count or not self.answer.names
-        )  # a version may be empty
-        return "same" if some and self.answer.code is None and not self._missing else "unknown"
+        # At least one tensor was compared, or the version has no tensors.
+        compared = self.answer.unlike < self.answer.count or not self.answer.names
+        return "same" if compared and self.answer.code is None and not self._missing else "unknown"
 
     @property
     def _missing(self) -> int:
@@ -55,11 +54,9 @@ class WorkerVerdict:
         if answer.code is not None:
             return f"{answer.code}: {answer.text}"
         if self._missing:
-            return f"it has summed {answer.count:,} of {answer.names:,} tensors, and stopped there"
+            return f"it sent checksums of only {answer.count:,} of {answer.names:,} tensors"
         if answer.unlike:
-            return (
-                f"{answer.unlike:,} of other dtypes or not in its model, which cannot be compared"
-            )
+            return f"{answer.unlike:,} cannot be compared: of other dtypes, or not in its model"
         return ""
 
 
@@ -77,7 +74,7 @@ def verify(
         try:
             why = "" if observer.look(timeout) else unread(observer, address, timeout)
             if not why:
-                found = _look(observer, worker, model, timeout)
+                found = _verify_all(observer, worker, model, timeout)
         except RefusedError as error:
             earlier = (
                 " (it is of an earlier version: upgrade it)" if error.code == "malformed" else ""
@@ -101,7 +98,7 @@ def verify(
     return code
 
 
-def _look(
+def _verify_all(
     observer: Observer, worker: str | None, model: str | None, timeout: float
 ) -> list[WorkerVerdict]:
     wanted = [

@@ -1,4 +1,4 @@
-"""The address of a publisher's page, and the rules of access to the page.
+"""Defines the address of a publisher's HTTP page, and the rules of access to the page.
 
 Clients on this host have access, unless their request names another host: by DNS rebinding, a
 foreign page in a local browser could send such a request. Clients on other hosts need a token,
@@ -19,13 +19,15 @@ class Http:
     Attributes:
         address: `HOST:PORT`; port 0 selects a free port.
         token: The token that a client must send: once as `?token=`, or in each request in the
-            header `Authorization: Bearer`. None: no token, which needs a local `address`.
+            header `Authorization: Bearer`. None: no token is needed; `address` must then be local
+            or `insecure` true.
         insecure: Whether an address that other hosts can reach is allowed without a token.
         hosts: More host names that requests may use, besides `localhost`, IP addresses and this
             host's name.
 
     Raises:
-        AddressError: The address is invalid, or would give everyone access.
+        AddressError: The address is invalid, or would give other hosts access without a token.
+        ValueError: The token is too short.
     """
 
     __module__ = "weightbus"

@@ -1,4 +1,4 @@
-"""A queue whose jobs run in a separate thread, which exists only while there are jobs."""
+"""Runs queued jobs in a separate thread, which exists only while there are jobs."""
 
 import threading
 from collections import deque
@@ -12,14 +12,14 @@ class BackgroundQueue:
 
     Args:
         name: The name of the thread.
-        most: The maximum number of waiting jobs.
+        capacity: The maximum number of queued jobs.
     """
 
-    def __init__(self, name: str, most: int) -> None:
-        self._name, self._most = name, most
-        self._waiting: deque[Job] = deque()
+    def __init__(self, name: str, capacity: int) -> None:
+        self._name, self._capacity = name, capacity
+        self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._at_work = False
+        self._running = False  # whether the thread exists
 
     def put(self, job: Job) -> bool:
         """Queue a job, which must not raise.
@@ -27,21 +27,21 @@ class BackgroundQueue:
         Return False if the queue is full or its thread cannot be started.
         """
         with self._changed:
-            if len(self._waiting) >= self._most:
+            if len(self._jobs) >= self._capacity:
                 return False
-            if not self._at_work:
+            if not self._running:
                 try:
                     threading.Thread(target=self._run, name=self._name, daemon=True).start()
                 except (RuntimeError, MemoryError):  # no thread can be started
                     return False
-            self._at_work = True
-            self._waiting.append(job)
+            self._running = True
+            self._jobs.append(job)
             return True
 
     def settle(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds until all jobs are done; return whether they are done."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._at_work, timeout)
+            return self._changed.wait_for(lambda: not self._running, timeout)
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -49,8 +49,8 @@ class BackgroundQueue:
 
     def _next(self) -> Job | None:
         with self._changed:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._at_work = False
+            if self._jobs:
+                return self._jobs.popleft()
+            self._running = False
             self._changed.notify_all()
             return None

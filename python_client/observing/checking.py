@@ -1,8 +1,8 @@
 """Computes checksums of a worker's current weights, between two applies. (W35)
 
-The checksums are computed in a separate thread, which exists only while there are requests. An
-apply waits for at most one step, of some MiB. If another version then runs, the checksums are
-discarded.
+The checksums are computed step by step, in a separate thread that exists only while there are
+requests. An apply that begins meanwhile waits for at most one step, of some MiB. If another version
+runs then, the checksums are discarded.
 """
 
 import logging
@@ -30,8 +30,8 @@ class Checker:
 
     Args:
         targets: The targets, by model id.
-        applier: Has the applied version and the lock of each model.
-        tell: Called with the answer to each request.
+        applier: Provides the applied version and the lock of each model.
+        tell: Called with the answer to each request, from any thread.
     """
 
     def __init__(
@@ -41,13 +41,16 @@ class Checker:
         tell: Callable[[Examined], None],
     ) -> None:
         self._targets, self._applier, self._tell = targets, applier, tell
-        # As many requests may wait as the rate limit allows at once.
+        # The capacity is the number of requests that the rate limit allows at once.
         self._queue = BackgroundQueue("weightbus-check", int(CHECKS.burst))
 
     def ask(self, check: Check) -> None:
-        """Queue a request. `tell` gets the answer later; if the queue is full, "busy" at once."""
+        """Queue a request; `tell` gets the answer later.
+
+        If the queue is full or has no thread, `tell` gets the answer "busy" at once.
+        """
         if not self._queue.put(partial(self._examine, check)):
-            text = "it has no thread for that now: ask again in a moment"
+            text = "this worker has too many requests to check its weights: ask again in a moment"
             self._tell(Examined(unchecked(check, "busy", text)))
 
     def _examine(self, check: Check) -> None:
@@ -55,25 +58,25 @@ class Checker:
 
     def _answer(self, check: Check) -> Checked:
         try:
-            return self._look(check)
+            return self._checksums(check)
         except TimeoutError as error:
             return unchecked(check, "busy", str(error))
         except UnreadableTargetError as error:
             return unchecked(check, "unsupported", str(error))
-        except (WeightBusError, OSError) as error:  # no version runs, or the file was changed
+        except (WeightBusError, OSError) as error:  # no version runs, or the target's file changed
             return unchecked(check, "unreadable", str(error))
         except Exception as error:
             log.exception("the current weights of %s cannot be checked", check.model)
             return unchecked(check, "unreadable", repr(error))
 
-    def _look(self, check: Check) -> Checked:
-        # Compute the checksums, while no version is applied.
+    def _checksums(self, check: Check) -> Checked:
+        # Compute the checksums, in steps between which a version may be applied.
         key, sums, nbytes = (check.epoch, check.version), list[int | None](), 0
         lock, runs = self._applier.lock_of(check.model), self._applier.layout_of
         with lock.reading(BUSY_SECONDS, check.model):
             layout = runs(check.model, key)
         if layout is None:
-            return unchecked(check, "changed", f"it runs another version of {check.model} by now")
+            return unchecked(check, "changed", f"it now runs another version of {check.model}")
         names = layout.sorted_names[check.first : check.first + CHECK_NAMES_MAX]
         steps = self._targets[check.model].summing(layout, names, sums)
         while nbytes < CHECK_BYTES or not sums:

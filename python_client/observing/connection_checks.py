@@ -1,7 +1,7 @@
-"""Checks this host and an address for problems that would keep a bus from working, with advice.
+"""Checks this host and an address for problems that keep a bus from working, and gives advice.
 
-On the host, this checks descriptors, memory, socket buffers and the compiled helper. At an address,
-this checks what kind of peer answers, by its first bytes, before any message of the bus.
+`examine` checks this host: descriptors, memory, socket buffers and the compiled helper. `reach`
+checks what kind of peer answers at an address, by its first bytes; no message of the bus is sent.
 """
 
 import errno
@@ -27,13 +27,13 @@ from ...codecs.words import printable
 DESCRIPTORS_MIN = 1024  # with fewer, a publisher can have only a few hundred workers
 WORKER_DESCRIPTORS = 2  # descriptors per worker: control and data connection
 BUFFER_MIN = 4 * 2**20  # bytes in flight at 1 GB/s and a round trip of 4 ms
-MEMORY_MIN = 2**28  # bytes; a Python process with numpy takes most of these
+MEMORY_MIN = 2**28  # bytes; a Python process with numpy takes most of this
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
 GREETING_BYTES = 64  # bytes of a ZMTP greeting
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 2 and later (ZeroMQ RFC 23)
-MAJOR, MECHANISM = 10, slice(12, 32)  # positions of version and security mechanism in a greeting
+MAJOR, MECHANISM = 10, slice(12, 32)  # offsets of version and security mechanism in a greeting
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 COMMAND = 4  # the flag of a frame that is a ZMTP command
 SHOWN = 32  # bytes of another protocol that an error text quotes
@@ -52,7 +52,7 @@ class Finding:
 
     Attributes:
         about: The subject, as a fixed word such as `memory`.
-        state: `well`; `note`: works, but could be better; `problem`: does not work.
+        state: `well`: no problem. `note`: works, but could be better. `problem`: does not work.
         text: The result, as a sentence.
         advice: What to do; empty: nothing.
     """
@@ -68,16 +68,16 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Return the findings of this host, except where the system provides no data."""
+    """Check this host; return the findings, except where the system has no data."""
     found = (_descriptors(), _memory(), _address_space(), _shared(), _native(), _curve())
     return [*(f for f in found if f is not None), *_buffers()]
 
 
 def _descriptors() -> Finding:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    room = max(0, most - DESCRIPTORS_RESERVED) // WORKER_DESCRIPTORS
-    text = f"{most} descriptors for each process: a publisher has room for some {room} workers"
-    if most >= DESCRIPTORS_MIN:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    workers = max(0, limit - DESCRIPTORS_RESERVED) // WORKER_DESCRIPTORS
+    text = f"{limit} descriptors for each process: a publisher has room for some {workers} workers"
+    if limit >= DESCRIPTORS_MIN:
         return Finding("descriptors", "well", text)
     advice = "`ulimit -n 65536` where it is started, LimitNOFILE= in systemd, --ulimit in Docker"
     return Finding("descriptors", "problem", text, advice)
@@ -86,13 +86,13 @@ def _descriptors() -> Finding:
 def available() -> int | None:
     """Return the bytes of memory that a process here can still allocate; None: unknown."""
     of_host = [line for line in _lines(PROC / "meminfo") if line.startswith("MemAvailable:")]
-    found = [*(1024 * int(line.split()[1]) for line in of_host), *_free_of_group()]
-    return min(found) if found else None
+    free = [*(1024 * int(line.split()[1]) for line in of_host), *_free_in_cgroup()]
+    return min(free) if free else None
 
 
-def _free_of_group() -> Iterator[int]:
-    # Yield the free bytes of the process's control groups.
-    for most, used, stat, idle in (
+def _free_in_cgroup() -> Iterator[int]:
+    # Yield the free bytes of the process's control group, in version 2 or 1 of their interface.
+    for limit_file, used_file, stat_file, cache_key in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         (
             "memory/memory.limit_in_bytes",
@@ -101,11 +101,11 @@ def _free_of_group() -> Iterator[int]:
             "total_inactive_file",
         ),
     ):
-        limit, now = _lines(CGROUP / most), _lines(CGROUP / used)
-        if limit and now and limit[0].strip().isdigit():
+        limit, used = _lines(CGROUP / limit_file), _lines(CGROUP / used_file)
+        if limit and used and limit[0].strip().isdigit():
             # The page cache counts as used, but the kernel reclaims it on demand.
-            stats = dict(line.split(maxsplit=1) for line in _lines(CGROUP / stat))
-            yield max(0, int(limit[0]) - max(0, int(now[0]) - int(stats.get(idle, 0))))
+            stats = dict(line.split(maxsplit=1) for line in _lines(CGROUP / stat_file))
+            yield max(0, int(limit[0]) - max(0, int(used[0]) - int(stats.get(cache_key, 0))))
 
 
 def _memory() -> Finding | None:
@@ -116,14 +116,14 @@ def _memory() -> Finding | None:
     if free >= MEMORY_MIN:
         return Finding("memory", "well", text)
     advice = (
-        "a publisher holds a copy of each model, two while one is on its way; a worker one beside "
-        "its own: end something, or raise the container's limit"
+        "a publisher holds one copy of each model, two during a publish; a worker holds one copy "
+        "besides its model: end other processes, or raise the container's limit"
     )
     return Finding("memory", "problem", text, advice)
 
 
 def room_for(name: str, nbytes: int) -> Finding | None:
-    """Return whether a version of a model fits into free memory; None if unknown."""
+    """Return the finding whether a version of a model fits into free memory; None if unknown."""
     free = available()
     if free is None or not nbytes:
         return None
@@ -145,7 +145,7 @@ def _address_space() -> Finding | None:
 
 
 def _shared() -> Finding:
-    # Return whether shared memory works.
+    # Return the finding whether shared memory works.
     try:
         descriptor = os.memfd_create("weightbus-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -156,8 +156,8 @@ def _shared() -> Finding:
         text = f"memory cannot be shared with other processes here: {error}"
         advice = (
             "workers on this host fetch over the network, which costs more copies: a container "
+            "may forbid memfd_create (seccomp), or have no memory left"
         )
-        advice += "may forbid memfd_create (seccomp), or have no memory left"
         return Finding("shared memory", "note", text, advice)
     return Finding("shared memory", "well", "memory can be shared with workers on this host")
 
@@ -166,7 +166,7 @@ def _native() -> Finding:
     if native.BUILT:
         return Finding("native helper", "well", native.description())
     advice = f"unset {native.CHOICE}" if os.environ.get(native.CHOICE) == "0" else ""
-    advice = advice or "install a C compiler, and weightbus again: checksums are slower without"
+    advice = advice or "install a C compiler, then weightbus again: without it, checksums are slow"
     return Finding("native helper", "note", native.description(), advice)
 
 
@@ -174,19 +174,20 @@ def _curve() -> Finding | None:
     try:
         curve.check_curve()
     except KeysError as error:
-        return Finding("keys", "note", str(error), "without, everybody who reaches it is let in")
+        text = "without keys, every peer that can reach a publisher may connect to it"
+        return Finding("keys", "note", str(error), text)
     return None
 
 
 def _buffers() -> Iterator[Finding]:
-    # Yield whether the kernel's socket buffers are large enough.
+    # Yield the findings whether the kernel's socket buffers are large enough.
     for name, what in (("tcp_rmem", "receiving"), ("tcp_wmem", "sending")):
         lines = _lines(PROC / "sys" / "net" / "ipv4" / name)
         if not lines:
             continue
-        most = int(lines[0].split()[2])
-        text = f"buffers of sockets for {what} grow up to {most / 2**20:.1f} MiB (net.ipv4.{name})"
-        if most >= BUFFER_MIN:
+        limit = int(lines[0].split()[2])
+        text = f"buffers of sockets for {what} grow up to {limit / 2**20:.1f} MiB (net.ipv4.{name})"
+        if limit >= BUFFER_MIN:
             yield Finding("socket buffers", "well", text)
             continue
         least, usual, _ = lines[0].split()
@@ -202,7 +203,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
-    """Connect to a control socket, and check what answers there; return the findings.
+    """Connect to an address, and check whether a control socket answers; return the findings.
 
     If a check fails, the last finding is a problem.
 
@@ -226,8 +227,8 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
         except TimeoutError:
             text = f"{address} takes connections, and says nothing within {timeout:g} s"
             advice = (
-                "it is another program's, or its process is stopped or very busy; or a proxy "
-                "answers for one that is gone"
+                "the port belongs to another program, or its process is stopped or very busy, or a "
+                "proxy answers for a publisher that has ended"
             )
             return [*in_use, Finding("port", "problem", text, advice)]
         except OSError as error:
@@ -237,7 +238,7 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
 def _closed(address: str, error: OSError) -> Finding:
     text = f"{address} takes connections, and closes them at once: {error}"
     advice = (
-        "too many newcomers from this host, a proxy in between, or a publisher that has no "
+        "too many new connections from this host, a proxy in between, or a publisher that has no "
         "descriptors left (its log names `ulimit -n`): try again in a minute"
     )
     return Finding("port", "problem", text, advice)
@@ -250,10 +251,10 @@ def _listener_descriptors(address: str) -> list[Finding]:
     if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
         return []
     text = (
-        f"{holder} has {used[0]:,} of {used[1]:,} descriptors in use, and turns everybody away: it "
-        f"keeps {DESCRIPTORS_RESERVED}"
+        f"{holder} has {used[0]:,} of {used[1]:,} descriptors in use, and rejects all connections: "
+        f"it keeps {DESCRIPTORS_RESERVED} in reserve"
     )
-    return [Finding("descriptors", "problem", text, f"{RAISE}; or have it close what it has open")]
+    return [Finding("descriptors", "problem", text, f"{RAISE}; or make it close files")]
 
 
 def _is_here(address: str) -> bool:
@@ -262,9 +263,9 @@ def _is_here(address: str) -> bool:
         return True
     host, port = endpoints.host_and_port(address)
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # a UDP socket sends nothing when it connects
+            probe.connect(found)  # a UDP socket sends nothing when it connects
             return bool(probe.getsockname()[0] == probe.getpeername()[0])
     except OSError:
         return False
@@ -278,8 +279,8 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         advice = "no such host is known here: check its name, and the name service of a container"
     elif number == errno.ECONNREFUSED and re.match(r"tcp://(0\.0\.0\.0|\[::\]):", address):
         advice = (
-            "a publisher binds there to take connections from everywhere; to a worker it "
-            "is this host: give the name or the address of the publisher's host"
+            "a publisher binds to this address to accept connections from all hosts, but for a "
+            "worker it is the worker's own host: give the name or address of the publisher's host"
         )
     elif number == errno.ECONNREFUSED:
         advice = (
@@ -292,10 +293,10 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         advice = "the socket belongs to another user: run this as that user"
     elif isinstance(error, TimeoutError):
         text = f"{address} has not answered a connection within {timeout:g} s"
-        advice = "a firewall drops it, or the host is down: both the port and the next one are "
-        advice += "needed, the latter for data"
+        advice = "a firewall drops the connection, or the host is down: open this port and the "
+        advice += "next one, which is for data"
     else:
-        advice = "check the address, and the way there"
+        advice = "check the address, and the network to that host"
     return Finding("port", "problem", text, advice)
 
 
@@ -304,19 +305,18 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
     mechanism = b"CURVE" if keyed else b"NULL"
     # Do not send the mechanism yet: a peer that rejects it closes before it sends its own greeting.
     connection.sendall(SIGNATURE + b"\x03\x00")
-    heard = _receive(connection, GREETING_BYTES, until)
-    if not heard.startswith(SIGNATURE[:1]) or heard[9:10] != SIGNATURE[9:]:
-        return [_another(address, heard)]
-    if len(heard) < GREETING_BYTES or heard[MAJOR] < 3:
-        text = (
-            f"{address} speaks ZMTP {heard[MAJOR] if len(heard) > MAJOR else 1}, which is too old"
-        )
+    greeting = _receive(connection, GREETING_BYTES, until)
+    if not greeting.startswith(SIGNATURE[:1]) or greeting[9:10] != SIGNATURE[9:]:
+        return [_other_protocol(address, greeting)]
+    if len(greeting) < GREETING_BYTES or greeting[MAJOR] < 3:
+        version = greeting[MAJOR] if len(greeting) > MAJOR else 1
+        text = f"{address} speaks ZMTP {version}, which is too old"
         return [
             Finding("protocol", "problem", text, "it is not a publisher, or a proxy is in between")
         ]
-    theirs = heard[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
+    theirs = greeting[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
     if theirs != mechanism.decode():
-        return [_keys(address, printable(theirs), keyed=keyed)]
+        return [_wrong_security(address, printable(theirs), keyed=keyed)]
     if keyed:
         return [Finding("keys", "well", "both sides have keys")]
     rest = mechanism.ljust(20, b"\0") + bytes(32)
@@ -326,16 +326,16 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
         shown = printable(kind.decode("ascii", "replace"))
         text = f"{address} is not a control socket: a {shown} socket answers there"
         advice = (
-            f"a publisher's data is one port above its address{_below(address)}: give the address "
-            "that it calls its own"
+            f"a publisher's data socket is one port above its address{_control_hint(address)}: "
+            "give the publisher's address"
         )
         if kind not in (b"PUB", b"XPUB"):
-            advice = "something else speaks ZeroMQ there: give a publisher's address"
+            advice = "another program speaks ZeroMQ there: give a publisher's address"
         return [Finding("protocol", "problem", text, advice)]
     return [Finding("protocol", "well", "ZeroMQ answers there, without keys")]
 
 
-def _below(address: str) -> str:
+def _control_hint(address: str) -> str:
     """Return a hint, in parentheses: the control address that belongs to a data address."""
     if endpoints.ipc_path(address) is not None:
         return ""
@@ -343,24 +343,24 @@ def _below(address: str) -> str:
     return f" (perhaps {address.removesuffix(str(port))}{port - 1})"
 
 
-def _another(address: str, heard: bytes) -> Finding:
-    who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
-    shown = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
-    text = f"{address} speaks another protocol: " + (who or f"it says '{shown}'")
-    if not heard:
+def _other_protocol(address: str, received: bytes) -> Finding:
+    peer = next((name for head, name in OTHERS.items() if received.startswith(head)), "")
+    shown = printable(received[:SHOWN].decode("utf-8", "replace")) or received[:SHOWN].hex()
+    text = f"{address} speaks another protocol: " + (peer or f"it says '{shown}'")
+    if not received:
         text = f"{address} closes connections that speak ZeroMQ"
     return Finding("protocol", "problem", text, "give the address of a publisher's control socket")
 
 
-def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
+def _wrong_security(address: str, theirs: str, *, keyed: bool) -> Finding:
     if keyed:
         text = f"{address} speaks without keys ({theirs}), and there are keys here"
-        advice = "start the publisher with keys=; or leave keys=, --keys and WEIGHTBUS_KEYS away"
+        advice = "start the publisher with keys=; or remove keys=, --keys and WEIGHTBUS_KEYS here"
     else:
         text = f"{address} asks for keys ({theirs}), and there are none here"
         advice = (
-            "give keys= or --keys a file that `weightbus keygen` has made: for a worker, or with "
-            "--observer for who only looks on"
+            "pass keys= or --keys a key file from `weightbus keygen`: a worker's file or, to only "
+            "observe, one made with --observer"
         )
     return Finding("keys", "problem", text, advice)
 
@@ -377,11 +377,12 @@ def _socket_type(connection: socket.socket, until: float) -> bytes:
 
 def _receive(connection: socket.socket, count: int, until: float) -> bytes:
     """Receive `count` bytes; fewer if the peer closes, or if the first byte is not ZMTP's."""
-    heard = b""
-    while len(heard) < count and (not heard or heard[0] in (SIGNATURE[0], COMMAND, READY[0])):
+    received = b""
+    zmtp = (SIGNATURE[0], COMMAND, READY[0])
+    while len(received) < count and (not received or received[0] in zmtp):
         connection.settimeout(max(0.01, until - time.monotonic()))
-        piece = connection.recv(count - len(heard))
+        piece = connection.recv(count - len(received))
         if not piece:
             break
-        heard += piece
-    return heard
+        received += piece
+    return received

@@ -1,4 +1,4 @@
-"""The dashboard page, updated live by server-sent events."""
+"""Serves the dashboard page, and updates it live by server-sent events."""
 
 import asyncio
 import base64
@@ -26,46 +26,47 @@ from .web import HEADERS, STOPPING
 
 log = logging.getLogger("weightbus.dashboard")
 
-LOOK_SECONDS = 0.5  # seconds between two checks for changes
-STILL_SECONDS = 5.0  # seconds between keep-alives on a stream without changes
-STREAMS_MAX = 32  # most browsers at a time
-KEEP_SECONDS = MOMENT_SECONDS / 2  # seconds between two samples for the history
-KEEP_SHARE = 0.02  # largest fraction of one core that sampling may take
+CHECK_SECONDS = 0.5  # seconds between two checks for changes
+KEEP_ALIVE_SECONDS = 5.0  # seconds between keep-alives on a stream without changes
+STREAMS_MAX = 32  # the most browsers at a time
+SAMPLE_SECONDS = MOMENT_SECONDS / 2  # seconds between two samples for the history
+SAMPLE_SHARE = 0.02  # the largest fraction of one core that sampling may take
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
-    """The state that the page shows, as JSON with a number."""
+class _Snapshot:
+    """The state that the page shows, as JSON, with a change number."""
 
     number: int = 0  # increases with each change
-    # the view's next request; it differs if the view has changed
-    asked: Observe = field(default_factory=Observe)
+    # The next request of the view, as a cheap test for changes: it differs if the view has changed.
+    request: Observe = field(default_factory=Observe)
     troubles: tuple[Trouble, ...] = ()
     state: bytes = b""  # the state, as JSON
-    made_at: float = float("-inf")  # when it was made, on the monotonic clock
+    created_at: float = float("-inf")  # on the monotonic clock
 
 
 class Dashboard:
     """The dashboard page, and the stream of server-sent events that updates it.
 
     Args:
-        refresh: Returns an up-to-date view. Any thread may call it, but only one at a time.
+        refresh: Returns an up-to-date view. It may be called in any thread, but only in one at a
+            time.
     """
 
     def __init__(self, refresh: Callable[[], View]) -> None:
         self._refresh, self._lock = refresh, asyncio.Lock()
-        self._view, self._looked_at = View(), float("-inf")
-        self._history, self._keep_at = History(), float("-inf")
-        self._picture = _Picture()
-        self._streams = 0
-        self._failures = RateLimitedWarning(log, "the page's history lacks a moment: %s")
+        self._view, self._refreshed_at = View(), float("-inf")
+        self._history, self._sample_at = History(), float("-inf")
+        self._snapshot = _Snapshot()
+        self._streams = 0  # number of connected browsers
+        self._failures = RateLimitedWarning(log, "a sample is missing in the page's history: %s")
         folder = files(__package__ or "")
         self._page, self._policy = page_of(
             *(folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
         )
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
-        """Answer with the page: a single file, which requests nothing except the stream."""
+        """Answer with the page: a single file, which requests nothing else but the stream."""
         headers = {**HEADERS, "Content-Security-Policy": self._policy}
         return web.Response(
             body=self._page, content_type="text/html", charset="utf-8", headers=headers
@@ -73,8 +74,8 @@ class Dashboard:
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
         """Answer once with the current state, for programs."""
-        picture = await self._current(anew=True)
-        return web.Response(body=picture.state, content_type="application/json", headers=HEADERS)
+        snapshot = await self._current(fresh=True)
+        return web.Response(body=snapshot.state, content_type="application/json", headers=HEADERS)
 
     async def history(self, _request: web.Request) -> web.StreamResponse:
         """Answer once with the history, for programs."""
@@ -84,7 +85,7 @@ class Dashboard:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send a browser the state now and at each change, until one side closes."""
         if self._streams >= STREAMS_MAX:
-            text = f"{STREAMS_MAX} browsers look on already: close one of them"
+            text = f"{STREAMS_MAX} browsers show this page already: close one of them"
             return web.Response(status=503, text=text, headers=HEADERS)
         headers = {**HEADERS, "Content-Type": "text/event-stream"}
         response = web.StreamResponse(headers=headers)
@@ -99,7 +100,7 @@ class Dashboard:
         return response
 
     def count(self, receipt: Receipt, error: PublishError | None) -> None:
-        """Record a publish that has ended in the history."""
+        """Add an ended publish to the history."""
         self._history.published(receipt, str(error or ""), time.monotonic())
 
     async def watch(self, stopping: asyncio.Event) -> None:
@@ -108,12 +109,12 @@ class Dashboard:
             while not stopping.is_set():
                 async with self._lock:
                     try:
-                        await asyncio.to_thread(self._keep)
+                        await asyncio.to_thread(self._sample)
                     except WeightBusError:
                         raise
                     except Exception as error:  # only this sample is lost
                         self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
-                pause = max(KEEP_SECONDS, self._keep_at - time.monotonic())
+                pause = max(SAMPLE_SECONDS, self._sample_at - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), pause)
 
@@ -121,66 +122,66 @@ class Dashboard:
         # Send the state and the history at each change.
         sent, sent_at, since = -1, 0.0, -1
         while not stopping.is_set():
-            picture = await self._current(anew=sent < 0)
+            snapshot = await self._current(fresh=sent < 0)
             now = time.monotonic()
-            # The history goes before the state, so that the page draws only once.
+            # Send the history before the state, so that the page draws only once.
             if self._history.changes != since:
                 since, moments = history_of(self._history, since, now)
                 await response.write(b"event: history\ndata: " + moments + b"\n\n")
                 sent_at = now
-            if picture.number != sent:
-                await response.write(b"data: " + picture.state + b"\n\n")
-                sent, sent_at = picture.number, now
-            elif now - sent_at >= STILL_SECONDS:
+            if snapshot.number != sent:
+                await response.write(b"data: " + snapshot.state + b"\n\n")
+                sent, sent_at = snapshot.number, now
+            elif now - sent_at >= KEEP_ALIVE_SECONDS:
                 await response.write(b": still here\n\n")
                 sent_at = now
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(stopping.wait(), CHECK_SECONDS)
 
-    async def _current(self, *, anew: bool) -> _Picture:
+    async def _current(self, *, fresh: bool) -> _Snapshot:
         """Return the current state, which all streams share.
 
-        The state contains ages, from which a page counts on. So for a new page (`anew`) the ages
-        must be up to date.
+        The state contains ages, which a page increases by itself. So a new page (`fresh`) needs
+        ages that are up to date.
         """
         async with self._lock:
-            return await asyncio.to_thread(self._draw, anew=anew)
+            return await asyncio.to_thread(self._take_snapshot, fresh=fresh)
 
-    def _look(self) -> float:
+    def _update_view(self) -> float:
         """Update the view, unless it was just updated; return the monotonic time."""
-        if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
+        if time.monotonic() - self._refreshed_at >= CHECK_SECONDS / 2:
             self._view = self._refresh()
-            self._looked_at = time.monotonic()
+            self._refreshed_at = time.monotonic()
         return time.monotonic()
 
-    def _keep(self) -> list[Standing]:
-        """Add the states of all workers to the history, and return them."""
-        now = self._look()
+    def _sample(self) -> list[Standing]:
+        """Add the states of all workers to the history, and return these states."""
+        now = self._update_view()
         standings = self._view.standings(now)
         self._history.looked(self._view, standings, now)
         after = time.monotonic()
-        self._keep_at = after + max(KEEP_SECONDS / 2, (after - now) / KEEP_SHARE)
+        self._sample_at = after + max(SAMPLE_SECONDS / 2, (after - now) / SAMPLE_SHARE)
         return standings
 
-    def _draw(self, *, anew: bool) -> _Picture:
+    def _take_snapshot(self, *, fresh: bool) -> _Snapshot:
         """Return the current state, with a new number if it differs from the last state."""
-        now, before = self._look(), self._picture
-        old = anew and now - before.made_at >= LOOK_SECONDS / 2
-        due = now >= self._keep_at
-        asked = self._view.question()
-        if not (old or due or asked != before.asked):
+        now, before = self._update_view(), self._snapshot
+        outdated = fresh and now - before.created_at >= CHECK_SECONDS / 2
+        sample_due = now >= self._sample_at
+        request = self._view.question()
+        if not (outdated or sample_due or request != before.request):
             return before
-        standings = self._keep() if due else self._view.standings(now)
+        standings = self._sample() if sample_due else self._view.standings(now)
         found = (*troubles(self._view, standings, now), *_shortfalls(self._history, now))
-        differs = (asked, found) != (before.asked, before.troubles)
-        if differs or old:
+        differs = (request, found) != (before.request, before.troubles)
+        if differs or outdated:
             state = json_of(self._view, standings, found, now)
-            self._picture = _Picture(before.number + differs, asked, found, state, now)
-        return self._picture
+            self._snapshot = _Snapshot(before.number + differs, request, found, state, now)
+        return self._snapshot
 
 
 def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
-    """Return the page in one piece, and its content security policy: only its own code runs."""
+    """Return the page as one file, and its content security policy, which allows only its code."""
     whole = page.replace("/* page.css */", style).replace("/* page.js */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -194,7 +195,7 @@ def _hash(text: str) -> str:
 
 
 def _shortfalls(history: History, now: float) -> list[Trouble]:
-    """Return a problem for each model of which publishes recently reached too few workers."""
+    """Return a problem for each model whose publishes recently reached too few workers."""
     minutes = MOMENTS_MAX * MOMENT_SECONDS / 60
     return [
         Trouble(

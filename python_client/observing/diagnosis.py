@@ -1,4 +1,4 @@
-"""Finds problems of a bus in its roster: workers that cannot apply versions, with advice."""
+"""Finds problems of a bus in its publisher's roster, such as failed workers, and gives advice."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,34 +7,34 @@ from ...bus.units import span
 from .connection_checks import Finding, Severity
 from .view import Standing, View
 
-CLOCK_SECONDS = 2.0  # accepted difference of clocks, in seconds: clocks order epochs
+CLOCK_SECONDS = 2.0  # accepted difference of clocks, in seconds; epochs are ordered by clocks
 EVENTS_SECONDS = 60.0  # seconds for which a refusal is reported
-WORKERS_SHOWN = 20  # most workers listed one by one
-TROUBLES_SHOWN = 8  # most problems shown, so that workers below stay visible
-NAMED = 3  # workers named in one problem
+WORKERS_SHOWN = 20  # the most workers listed one by one
+TROUBLES_SHOWN = 8  # the most problems shown, so that the workers below them stay visible
+NAMED = 3  # the most workers named in one problem
 START_ONE = "start one: a Subscriber in a program of yours, or weightbus subscribe"
-BEHIND_SECONDS = 5.0  # seconds that a worker may be behind: it is applying
+BEHIND_SECONDS = 5.0  # seconds that a worker may be behind without a report, as it is applying
 
-CUT_OFF, REJOINED = "cut-off", "rejoined"  # events of a relay that has no publisher, or has one
+CUT_OFF, REJOINED = "cut-off", "rejoined"  # events of a relay: it lost its publisher; it has one
 FIND_PUBLISHER = "is that publisher there? The relay joins by itself as soon as one answers"
 
 BY_CODE = {
     "layout-mismatch": (
         "publisher and worker have different models: compare how they are made; strict=False lets "
-        "a worker have a part of one, cast=True other dtypes"
+        "a worker's model lack tensors, cast=True lets it have other dtypes"
     ),
-    "layout-invalid": "its bytes were damaged on their way, or its publisher is of another version",
-    "unsupported": "its client is older, or smaller, than what was asked of it: upgrade it",
-    "too-large": "it takes no versions so large: bytes_max= says how large ones it takes",
+    "layout-invalid": "its bytes were damaged in transit, or its publisher is of another version",
+    "unsupported": "the worker's client does not support this: upgrade the client",
+    "too-large": "the version is larger than the worker accepts: raise its bytes_max=",
     "too-many-chunks": "publish in larger chunks: chunk_bytes=",
-    "no-memory": "free memory there, or room on its disk; it tries again by itself",
-    "digest-mismatch": "bytes are damaged again and again: look at proxies and network cards",
-    "apply": "its own code has failed: the error is there, and its log has the traceback",
+    "no-memory": "free memory there, or space on its disk; the worker tries again by itself",
+    "digest-mismatch": "bytes are damaged again and again: check proxies and network cards",
+    "apply": "the user's code in the worker has failed: the worker's log has the traceback",
 }
 
 
 def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
-    """Yield findings about a bus, from the roster of its publisher.
+    """Yield findings about a bus, from the publisher's roster.
 
     Args:
         view: The view of the roster.
@@ -57,11 +57,11 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
         yield Finding("workers", "well", f"all {count} run the newest versions")
     for event, at in view.events:
         if event.kind == "refused" and now - at < EVENTS_SECONDS:
-            yield Finding("refused", "problem", event.text, "its own log says the same")
+            yield Finding("refused", "problem", event.text, "its own log has the same reason")
 
 
 def cut_off(view: View) -> str:
-    """Return a text that the relay has no publisher; empty: it has one, or it is a publisher."""
+    """Return the text that a relay lost its publisher; empty: it has one, or is a publisher."""
     changes = (event for event, _ in reversed(view.events) if event.kind in (CUT_OFF, REJOINED))
     last = next(changes, None)
     return last.text if last is not None and last.kind == CUT_OFF else ""
@@ -73,10 +73,9 @@ class Trouble:
 
     Attributes:
         state: `problem`; or `note` for a problem that may resolve itself.
-        text: The problem and its workers, without ages, so that the text changes only with the
-            problem.
+        text: The problem and its workers. It has no ages, so it changes only with the problem.
         advice: What to do; empty: nothing.
-        verdict, model: Select the rows of the page that show the workers with this problem.
+        verdict, model: A filter of the page's rows, for the workers with this problem.
     """
 
     state: Severity
@@ -94,19 +93,20 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
         standings: The state of each worker with each of its models, the worst first.
         now: The time on the monotonic clock.
     """
-    alone = cut_off(view)
-    found = [Trouble("problem", alone, FIND_PUBLISHER)] if alone else list[Trouble]()
+    lost = cut_off(view)
+    found = [Trouble("problem", lost, FIND_PUBLISHER)] if lost else list[Trouble]()
     found += [_trouble(group) for group in _groups(standings)]
     refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
-    found += (Trouble("problem", text, "its own log says the same") for text in sorted(refused))
+    advice = "its own log has the same reason"
+    found += (Trouble("problem", text, advice) for text in sorted(refused))
     if not standings:
         found.append(Trouble("note", "no worker is there", START_ONE))
     else:
-        taken = {s.model for s in standings}
+        subscribed = {s.model for s in standings}
         found += (
-            Trouble("note", f"no worker takes {name}", "is that what workers call it?")
+            Trouble("note", f"no worker takes {name}", "do workers subscribe to another model id?")
             for name in view.models(now)
-            if name not in taken
+            if name not in subscribed
         )
     if len(found) > TROUBLES_SHOWN:
         more = len(found) - TROUBLES_SHOWN + 1
@@ -115,7 +115,7 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Return the workers' states, grouped by problem. A lost worker is in one group only."""
+    """Return the workers' states, grouped by problem. A lost worker is counted only once."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
     key: tuple[str, str, str]
@@ -165,8 +165,8 @@ def _clock(ahead: float | None) -> Iterator[Finding]:
     word = "ahead of" if ahead > 0 else "behind"
     text = f"the clock there is {abs(ahead):.0f} s {word} the one here"
     advice = (
-        "one of them is off: let both follow a time server (timedatectl set-ntp true). A publisher "
-        "that is started where the clock is behind may be taken for an outdated one"
+        "synchronize both with a time server (timedatectl set-ntp true): workers may reject a "
+        "publisher as outdated if the clock of its host is behind"
     )
     yield Finding("clock", "problem", text, advice)
 
@@ -183,19 +183,19 @@ def _of_worker(s: Standing) -> Finding:
                            f"{who}: {s.error}", BY_CODE.get(code, "its log says more"))  # fmt: skip
         case "lost":
             text = f"{who}: {s.error or f'nothing was heard of it for {span(s.silent_s)}'}"
-            advice = "is its process there, and its host? Stopped ones come back with SIGCONT"
+            advice = "do its process and its host run? A stopped process continues with SIGCONT"
             return Finding("worker", "problem", text, advice)
         case "stuck" if s.phase.startswith("applying"):
             advice = (
-                "code of its user's does not return (on_commit, a loader): its stack says where"
+                "the user's code there does not return (on_commit, a loader): its stack says where"
             )
         case "stuck" | "behind" if s.phase.startswith("staged"):
-            advice = "the version is there: its user has to call receive(), or leave reading()"
+            advice = "the version is staged: the user's code must call receive(), or end reading()"
         case "stuck":
             advice = (
-                "its chunks do not come: is the data port (by default the next one) let through?"
+                "no chunks arrive: do firewalls allow the data port (by default the next port)?"
             )
         case _:
-            advice = "it is catching up; `weightbus top` shows whether that moves"
+            advice = "it is catching up; `weightbus top` shows its progress"
     state: Severity = "problem" if s.verdict == "stuck" else "note"
     return Finding("worker", state, f"{who}: {runs}" + (f", {s.phase}" if s.phase else ""), advice)

@@ -1,8 +1,8 @@
 """Records the last 15 minutes of a publisher: its publishes, and how far its workers were behind.
 
-The history is kept in the publisher's process, so that a page that is opened later shows it too.
-Time is divided into moments of `MOMENT_SECONDS`. Each moment has a few numbers for each model,
-however many workers and publishes there are.
+The history is in the publisher's process, so a page that is opened later shows the past, too.
+Time is divided into moments of `MOMENT_SECONDS`. Each moment has a few numbers for each model, so
+its size does not depend on the number of workers and publishes.
 """
 
 import threading
@@ -18,12 +18,12 @@ from .view import Standing, View
 
 MOMENT_SECONDS = 5.0
 MOMENTS_MAX = 180  # 15 minutes
-MODELS_MAX = 64  # most models; a further one replaces the model changed longest ago
-TEXT_MAX = 200  # characters of the reason why a publish fell short
+MODELS_MAX = 64  # the most models; a new one then replaces the model changed longest ago
+TEXT_MAX = 200  # characters of the reason why a publish reached too few workers
 
 
 class Moment(msgspec.Struct, array_like=True):
-    """The data of one model in `MOMENT_SECONDS`, encoded as a list of these fields.
+    """The data of one model in one interval of `MOMENT_SECONDS`, encoded as a list of its fields.
 
     Attributes:
         at: The index of the moment: the monotonic time, divided by `MOMENT_SECONDS`.
@@ -34,8 +34,9 @@ class Moment(msgspec.Struct, array_like=True):
         late: The largest number of workers that were not up to date at the same time.
         bad: The largest number of workers that were lost, stuck or failed at the same time.
         lag: The largest number of versions that a worker was behind; lost workers do not count.
-        lag_s: Seconds since the first version that this worker lacked was published.
-        who: The name of this worker.
+        lag_s: Seconds since the publish of the first version that the worker farthest behind
+            lacked.
+        who: The name of the worker farthest behind.
         changed: The history's change count when this moment last changed.
     """
 
@@ -54,11 +55,11 @@ class Moment(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """A publish that reached fewer workers than required: its model, the reason, and the time."""
+    """A publish that reached fewer workers than required."""
 
     model: str
-    text: str
-    at: float  # on the monotonic clock, in seconds
+    text: str  # the reason
+    at: float  # when the publish ended, in seconds on the monotonic clock
 
 
 class History:
@@ -72,7 +73,7 @@ class History:
 
     @property
     def changes(self) -> int:
-        """The change count: how often the history has changed."""
+        """The change count, which increases with each change of the history."""
         return self._changes
 
     def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
@@ -97,16 +98,17 @@ class History:
         with self._lock:
             self._changes += 1
             for name, (row, age) in view.models(now).items():
-                mine = by_model.get(name, [])
-                _note(self._moment(name, now), row.version, mine)
-                took = [s.took_s for s in mine if s.version == row.version and s.lag == 0]
-                then = self._models[name] if age is not None else ()
-                for moment in (m for m in then if m.at == moment_index(now - (age or 0.0))):
+                of_model = by_model.get(name, [])
+                _note(self._moment(name, now), row.version, of_model)
+                took = [s.took_s for s in of_model if s.version == row.version and s.lag == 0]
+                # The apply times of the latest version count in the moment of its publish.
+                moments = self._models[name] if age is not None else ()
+                for moment in (m for m in moments if m.at == moment_index(now - (age or 0.0))):
                     if _applied(moment, took):
                         moment.changed = self._changes
 
     def moments(self, after_change: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
-        """Return the change count, and each model's moments that changed after `after_change`."""
+        """Return the change count and, by model, the moments that changed after `after_change`."""
         with self._lock:
             found = {
                 name: [msgspec.structs.replace(m) for m in moments]
@@ -115,7 +117,7 @@ class History:
             return self._changes, found
 
     def short(self, now: float) -> list[tuple[Shortfall, int]]:
-        """Return each model's last publish that fell short, and the number of such publishes."""
+        """Return, for each model, the last publish that fell short and the number of those."""
         with self._lock:
             counts = {
                 name: sum(moment.short for moment in moments)
@@ -124,7 +126,7 @@ class History:
             return [(self._short[name], count) for name, count in counts.items() if count]
 
     def _recent(self, now: float, after_change: int) -> dict[str, list[Moment]]:
-        """Return each model's moments that are not too old and changed after `after_change`."""
+        """Return, by model, the moments that are not too old and changed after `after_change`."""
         first = moment_index(now) - MOMENTS_MAX + 1
         return {
             name: recent
@@ -137,8 +139,8 @@ class History:
         moments = self._models.setdefault(model, deque(maxlen=MOMENTS_MAX))
         self._models.move_to_end(model)
         while len(self._models) > MODELS_MAX:
-            gone, _ = self._models.popitem(last=False)
-            self._short.pop(gone, None)
+            oldest, _ = self._models.popitem(last=False)
+            self._short.pop(oldest, None)
         if not moments or moments[-1].at < moment_index(now):
             moments.append(Moment(moment_index(now), moments[-1].version if moments else 0))
         moments[-1].changed = self._changes
@@ -161,6 +163,6 @@ def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
 
 
 def _applied(moment: Moment, took: Sequence[float]) -> bool:
-    """Record the seconds that workers took to apply; return whether the maximum has risen."""
+    """Record the seconds that workers took to apply; return whether their maximum has risen."""
     before, moment.applied_s = moment.applied_s, max([moment.applied_s, *took])
     return moment.applied_s > before

@@ -27,7 +27,7 @@ Count = Callable[[Receipt, PublishError | None], None]
 
 
 def tell(count: Count, publish: "Future[Receipt]") -> None:
-    """Call `count` with receipt and error of a publish that ended, if it has a receipt."""
+    """Call `count` with receipt and error of an ended publish, unless it has no receipt."""
     error = None if publish.cancelled() else publish.exception()
     if publish.cancelled() or not (error is None or isinstance(error, PublishError)):
         return
@@ -37,12 +37,14 @@ def tell(count: Count, publish: "Future[Receipt]") -> None:
 class HttpEndpoints:
     """The HTTP servers of one publisher or relay.
 
-    They do not refer to the publisher or relay (`owner`), and stop when it is garbage-collected.
+    The servers have no reference to the publisher or relay (`owner`), and stop when the owner is
+    garbage-collected.
 
     Args:
         owner: The publisher or relay.
-        loop: Its publisher's thread.
-        relay: Returns the status of a relay; it does not refer to the owner. None: a publisher.
+        loop: The publisher loop of the owner.
+        relay: Returns the status of the relay, without a reference to the owner. None: the owner
+            is a publisher.
 
     Attributes:
         dashboard: The URL of the dashboard; empty: the dashboard is not served.
@@ -65,10 +67,10 @@ class HttpEndpoints:
     def serve(
         self, dashboard: str | Http | None, metrics: str | Http | None, undo: Callable[[], None]
     ) -> None:
-        """Serve the dashboard and the metrics (None: do not serve); call `undo` on an error.
+        """Serve the dashboard and the metrics, each unless it is None; call `undo` on an error.
 
         Raises:
-            AddressError: An address is invalid, in use, or would give everyone access.
+            AddressError: An address is invalid, in use, or would give other hosts access.
             ModuleNotFoundError: A package is not installed; the message says what to install.
         """
         try:
@@ -80,11 +82,11 @@ class HttpEndpoints:
             undo()
             if not isinstance(error, ModuleNotFoundError):
                 raise
-            asked, needs = "dashboard=", "aiohttp (the extra weightbus[dashboard])"
+            option, needs = "dashboard=", "aiohttp (the extra weightbus[dashboard])"
             if metrics is not None:
-                asked = "metrics="
+                option = "metrics="
                 needs = "aiohttp prometheus-client (the extra weightbus[metrics])"
-            text = f"{asked} needs {error.name}, which is not installed: pip install {needs}"
+            text = f"{option} needs {error.name}, which is not installed: pip install {needs}"
             raise ModuleNotFoundError(text, name=error.name) from None
 
     @property
@@ -93,7 +95,10 @@ class HttpEndpoints:
         return bool(self._counts) or SDK in sys.modules
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count and trace a publish when it ends; return its future. Needed only if `counting`."""
+        """Count and trace a publish when it ends; return its future.
+
+        If `counting` is False, this has no effect.
+        """
         for count in self._counts:
             publish.add_done_callback(partial(tell, count))
         if SDK in sys.modules and (traced := on_publish(started)) is not None:
@@ -123,7 +128,7 @@ class HttpEndpoints:
     def _serve_dashboard(self, http: Http) -> str:
         from .dashboard import Dashboard
 
-        page = Dashboard(_Inside(self._loop).refresh)
+        page = Dashboard(_LocalObserver(self._loop).refresh)
         self._counts.append(page.count)
         pages = {"/": page.page, "/state": page.state, "/events": page.events}
         return self._serve(http, {**pages, "/history": page.history}, page.watch)
@@ -135,8 +140,8 @@ class HttpEndpoints:
 
         from .metrics import Metrics
 
-        inside = _Inside(self._loop)
-        metrics = Metrics(inside.refresh, lambda: self._loop.known.malformed, self._relay)
+        observer = _LocalObserver(self._loop)
+        metrics = Metrics(observer.refresh, lambda: self._loop.known.malformed, self._relay)
 
         async def page(_request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(metrics.text)
@@ -149,8 +154,8 @@ class HttpEndpoints:
         return address + "metrics"
 
 
-class _Inside:
-    """An observer in the publisher's own process. It needs no socket."""
+class _LocalObserver:
+    """An observer in the publisher's own process, which needs no socket."""
 
     def __init__(self, loop: PublisherLoop) -> None:
         self._loop, self._view = loop, View()

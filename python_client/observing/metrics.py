@@ -1,6 +1,7 @@
-"""The metrics of a publisher or relay, in one table, from which the documentation is made.
+"""Exports the metrics of a publisher or relay to Prometheus.
 
-The number of labels is bounded: models and workers beyond a bound count only in sums.
+One table describes all metrics; the documentation is generated from it. The number of labels is
+limited: models and workers beyond a limit count only in sums.
 """
 
 import math
@@ -21,12 +22,10 @@ from ...bus.receipt import Receipt
 from .relay_status import RelayStatus
 from .view import VERDICTS, Standing, View
 
-MODELS_LABELLED = 64  # most models with their own series
-WORKERS_LABELLED = (
-    256  # most workers with their own series: one series per model, which Prometheus stores
-)
+MODELS_LABELLED = 64  # the most models with their own series
+WORKERS_LABELLED = 256  # the most workers with their own series, of which each has one per model
 OTHER = "other"  # the label of all other models
-# Metadata that are numbers are exported. Other text would have to be a label, and each new text
+# Matches the metadata to export: numbers. Other text would have to be a label, and each new text
 # would make a new series.
 NUMBER = re.compile(r"[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -108,9 +107,9 @@ class Metrics(Collector):
     ) -> None:
         self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._refresh, self._malformed, self._relay = refresh, malformed, relay
-        self._lock = threading.Lock()  # only one thread at a time may use the view
-        self._labelling = threading.Lock()
-        self._known: set[str] = set()  # the models with labels of their own
+        self._lock = threading.Lock()  # held to use the view, which is not thread-safe
+        self._labels_lock = threading.Lock()
+        self._labelled: set[str] = set()  # the models with labels of their own
         self._publishes = self._counter("weightbus_publishes_total")
         self._bytes = self._counter("weightbus_published_bytes_total")
         self._events = self._counter("weightbus_worker_events_total")
@@ -143,10 +142,10 @@ class Metrics(Collector):
         self._events.labels(event.kind).inc()
 
     def _label(self, model: str) -> str:
-        with self._labelling:
-            if len(self._known) < MODELS_LABELLED:
-                self._known.add(model)
-            return model if model in self._known else OTHER
+        with self._labels_lock:
+            if len(self._labelled) < MODELS_LABELLED:
+                self._labelled.add(model)
+            return model if model in self._labelled else OTHER
 
     def collect(self) -> Iterable[Metric]:
         """Yield the current metrics of models and workers."""
@@ -163,7 +162,7 @@ class Metrics(Collector):
             yield from self._of_relay(self._relay())
 
     def _of_relay(self, relay: RelayStatus) -> Iterable[Metric]:
-        # Yield what only a relay has.
+        # Yield the metrics that only a relay has.
         yield _gauge("weightbus_relay_upstream_up", {(): int(relay.joined)})
         yield _gauge("weightbus_relay_upstream_epoch", {(): relay.epoch})
         received, counts, sizes = Tally[str](), Tally[tuple[str, str]](), Tally[str]()
@@ -193,7 +192,7 @@ class Metrics(Collector):
             (n, name): float(text)
             for n, (row, _) in models.items()
             for name, text in row.metadata.items()
-            if NUMBER.fullmatch(text) and math.isfinite(float(text))  # a commit's hash may be 1e999
+            if NUMBER.fullmatch(text) and math.isfinite(float(text))  # not a hash such as 1e999
         }
         yield _gauge("weightbus_model_metadata", numbers)
 

@@ -1,6 +1,7 @@
-"""An observer: a connection that requests a publisher's roster, from this host or another.
+"""Connects to a publisher as an observer, and requests its roster and comparisons of weights.
 
-The answers are merged in a `View` (`view.py`). An observer is not a worker: publishes ignore it.
+The answers with the roster are merged in a `View` (`view.py`). An observer is not a worker:
+publishes do not wait for it.
 """
 
 import logging
@@ -24,10 +25,10 @@ from .view import View
 
 log = logging.getLogger("weightbus.observer")
 
-ASKS = Rate(12, 6)  # rate of requests, below the publisher's CONTROL_RATE / COST_HIGH
+REQUESTS = Rate(12, 6)  # rate of requests, below the publisher's CONTROL_RATE / COST_HIGH
 ANSWER_SECONDS = 1.0  # seconds until a request without an answer is repeated
 CHECK_SECONDS = 10.0  # the same for a request that a worker must answer
-LOOK_SECONDS = 0.25  # seconds between two checks of the connection
+POLL_SECONDS = 0.25  # seconds between two checks of the connection
 BROKEN_SECONDS = 2.0  # seconds of failing handshakes before the keys count as the cause
 TRIES = 5  # how often `verify` restarts because the worker has applied a new version
 REDIAL_SECONDS = 5.0  # seconds without an answer until the observer reconnects
@@ -43,8 +44,8 @@ class Observer(Closable):
     Attributes:
         view: The roster as received so far.
         heard_at: The monotonic time of the last answer; None: no answer yet.
-        ahead: Seconds that the publisher's clock is ahead of the local one, plus or minus the
-            latency; None: unknown.
+        ahead: Seconds that the publisher's clock is ahead of the local one, less the latency;
+            None: unknown.
 
     Raises:
         AddressError: The address is invalid.
@@ -57,17 +58,17 @@ class Observer(Closable):
         self.ahead: float | None = None
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
         self._failures = RateLimitedWarning(
-            log, "an answer of the publisher could not be taken: %s"
+            log, "an answer of the publisher could not be processed: %s"
         )
-        self._tried_at = time.monotonic()  # when the last answer came or the last connect began
-        self._bucket = TokenBucket(ASKS, self._tried_at)
+        self._tried_at = time.monotonic()  # when the last answer arrived or last connect began
+        self._bucket = TokenBucket(REQUESTS, self._tried_at)
 
     def close(self) -> None:
         """Close the connection."""
         self._sockets.close()
 
     def look(self, timeout: float) -> bool:
-        """Update the view to the present state; return whether this succeeds in `timeout` seconds.
+        """Update the view to the present state; return False if that takes over `timeout` seconds.
 
         Raises:
             RefusedError: The publisher refuses observers, or this observer.
@@ -85,32 +86,32 @@ class Observer(Closable):
         """Compare the weights of a worker's model with the published weights.
 
         Returns:
-            The publisher's answers, merged; with the code `silent` if they are not complete in
-            time.
+            The publisher's answers, merged. The code is `silent` if they are not complete within
+            `timeout` seconds, and `changed` if the worker keeps applying new versions.
 
         Raises:
             RefusedError: The publisher refuses observers, or this observer.
         """
         until, tries = time.monotonic() + timeout, 0
         none = total = Verified(worker=worker, model=model)
-        asked = Verify(worker=worker, model=model)
-        while self._ask(asked, until):
-            answer = self._verified(asked, min(until, time.monotonic() + CHECK_SECONDS))
+        request = Verify(worker=worker, model=model)
+        while self._ask(request, until):
+            answer = self._verified(request, min(until, time.monotonic() + CHECK_SECONDS))
             if answer is None or answer.code == "busy":
                 continue
             changed = total.count and answer.version and _key(answer) != _key(total)
             if tries < TRIES and (changed or answer.code in ("changed", "gone")):
-                tries, total, asked = tries + 1, none, replace(asked, first=0)
+                tries, total, request = tries + 1, none, replace(request, first=0)
                 continue  # restart from the first tensor, with the version that runs now
             if changed:
-                text = f"it went on to another version {TRIES + 1} times while it was looked at"
-                named = {"epoch": answer.epoch, "version": answer.version, "names": answer.names}
-                return replace(none, **named, code="changed", text=text)
+                text = f"it applied another version {TRIES + 1} times during the comparison"
+                fields = {"epoch": answer.epoch, "version": answer.version, "names": answer.names}
+                return replace(none, **fields, code="changed", text=text)
             total = together(total, answer)
             if answer.code is not None or total.count >= total.names or not answer.count:
                 return total
-            asked = replace(asked, first=total.count)
-        text = f"it did not report what it has within {timeout:g} s"
+            request = replace(request, first=total.count)
+        text = f"it did not report its checksums within {timeout:g} s"
         return replace(total, code="silent", text=text)
 
     def _ask(self, question: Observe | Verify, until: float) -> bool:
@@ -124,15 +125,15 @@ class Observer(Closable):
             if self._bucket.take(1, now):
                 self._sockets.send(encode(question))
                 return True
-            self._wait(min(until, now + 1 / ASKS.per_second))
+            self._wait(min(until, now + 1 / REQUESTS.per_second))
         return False
 
-    def _verified(self, asked: Verify, until: float) -> Verified | None:
-        """Return the answer to the request `asked`; None at the time `until`."""
+    def _verified(self, request: Verify, until: float) -> Verified | None:
+        """Return the answer to a request; None at the time `until`."""
         while time.monotonic() < until:
             for answer in self._answers(until):
-                if isinstance(answer, Verified) and asked == replace(
-                    asked, worker=answer.worker, model=answer.model, first=answer.first
+                if isinstance(answer, Verified) and request == replace(
+                    request, worker=answer.worker, model=answer.model, first=answer.first
                 ):
                     return answer
         return None
@@ -142,7 +143,7 @@ class Observer(Closable):
         refused = self._sockets.changed(BROKEN_SECONDS).refused
         if refused:
             raise RefusedError(f"observing is refused: {refused}", "keys")
-        left = min(LOOK_SECONDS, until - time.monotonic())
+        left = min(POLL_SECONDS, until - time.monotonic())
         return self._sockets.poll(max(0.0, left), writable=writable)
 
     def _answer(self, until: float) -> bool:
@@ -156,12 +157,15 @@ class Observer(Closable):
         return False
 
     def _take(self, answer: RosterPage) -> bool:
-        """Add a page to the view; return whether it was the next page. An error resets the view."""
+        """Add a page to the view; return whether it was the next page.
+
+        After an exception, the view is empty, and the whole roster is requested again.
+        """
         try:
             return self.view.take(answer, time.monotonic())
         except Exception as error:
             self._failures.warn(f"{type(error).__name__}: {error}", time.monotonic())
-            self.view = View()  # the old view may be partly changed: request the whole roster again
+            self.view = View()  # the old view may be partly changed
             return False
 
     def _answers(self, until: float) -> Iterator[RosterPage | Verified]:
@@ -174,7 +178,7 @@ class Observer(Closable):
         while (frames := self._sockets.receive()) is not None:
             try:
                 answer = to_observer(list(frames))
-            except ProtocolError:  # a message that is not for observers, or of a later protocol
+            except ProtocolError:  # the message is not for observers, or of a later protocol
                 continue
             if isinstance(answer, Refuse):
                 raise RefusedError(f"observing is refused: {answer.text}", answer.code)
@@ -185,7 +189,7 @@ class Observer(Closable):
 
 
 def together(total: Verified, answer: Verified) -> Verified:
-    """Return the answers so far about one version (`total`), merged with the next answer."""
+    """Merge `total`, the answers so far about one version, with the next answer."""
     return replace(
         answer,
         first=0,

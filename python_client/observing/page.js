@@ -1,9 +1,9 @@
 "use strict";
-// Texts from workers are only inserted as text, never as markup.
+// Text from workers is only inserted as text, never as markup.
 
 const VERDICTS = ["lost", "failed", "stuck", "behind", "current"];
-const ROWS = 200;  // drawn at once: more than a person reads, and each takes time
-const CARDS = 12;  // models drawn at once, with their charts
+const ROWS = 200;  // the most rows drawn at once, since each takes time
+const CARDS = 12;  // the most models drawn at once, with their charts
 const WIDTH = 1000, HEIGHT = 100;  // of a chart, in its own units
 
 // Formatting and selection, without the DOM, so that tests can run it.
@@ -33,7 +33,7 @@ const counted = (n, noun) => `${n} ${noun}${n == 1 ? "" : "s"}`;
 // How versions reach a worker: the transport, and the relays before it.
 const way = s => s.road + (s.through?.length ? ` via ${s.through.join(" > ")}` : "") + (s.relay ? " (relay)" : "");
 
-// The columns: a name, and the text for a worker whose data are `old` seconds old.
+// The columns: the name, and a function that returns the text for a worker's data of age `old`, in seconds.
 const COLUMNS = [
   ["worker", s => s.worker], ["model", s => s.model], ["state", s => s.verdict], ["version", s => s.version || "none"],
   ["behind", (s, old) => s.lag ? `${s.lag}` + (s.lag_s == null ? "" : `, ${span(s.lag_s + old)}`) : ""],
@@ -68,14 +68,14 @@ function hashOf(view) {
   return `#${given}`;
 }
 
-function chosen(workers, view) {  // the selected rows, sorted
+function chosen(workers, view) {  // returns the rows that the view selects, sorted
   const text = view.filter.toLowerCase();
   return workers.filter(s => (!view.state || s.verdict == view.state) && (!view.model || s.model == view.model)
       && (!text || [s.worker, s.model, s.verdict, s.host, s.language, way(s), s.error].join(" ").toLowerCase().includes(text)))
     .sort((a, b) => SORTS[view.sort](a, b) || (a.worker < b.worker ? -1 : +(a.worker > b.worker)));
 }
 
-// The publisher's history: the moments of each model, by number.
+// The publisher's history: the moments of each model, by their index `at`.
 const past = { models: new Map(), now: 0, at: 0, moment_s: 5, moments: 180 };
 
 function remember(history, at) {
@@ -98,7 +98,7 @@ function remember(history, at) {
 
 const most = (moments, of) => moments.reduce((high, m) => Math.max(high, of(m)), 0);
 
-function bars(moments, height) {  // an SVG path with a bar for each moment, of a height from 0 to 1
+function bars(moments, height) {  // returns an SVG path with a bar for each moment; `height` returns 0 to 1
   const first = Math.floor(past.now) - past.moments + 1, wide = WIDTH / past.moments;
   return moments.filter(m => height(m) > 0).map(m => {
     const x = (m.at - first) * wide, y = HEIGHT * (1 - Math.min(1, height(m)));
@@ -106,7 +106,7 @@ function bars(moments, height) {  // an SVG path with a bar for each moment, of 
   }).join("");
 }
 
-function momentText(m) {  // one moment as text
+function momentText(m) {  // returns a moment as text
   const ago = (past.now - m.at - 0.5) * past.moment_s;
   return [`${span(Math.max(0, ago))} ago: version ${m.version || "none"}`,
     m.publishes && (m.publishes == 1 ? "1 publish" : `${m.publishes} publishes`) + (m.short ? `, ${m.short} fell short` : ""),
@@ -119,12 +119,12 @@ const $ = id => document.getElementById(id);
 const make = (tag, text, kind) => { const e = document.createElement(tag); e.textContent = text; if (kind) e.className = kind; return e; };
 const put = (e, text) => { if (e.textContent !== text) e.textContent = text; };  // unchanged text keeps the user's selection
 const reorder = (e, children) => { if (children.length != e.children.length || children.some((c, i) => e.children[i] !== c)) e.replaceChildren(...children); };
-let state = null, at = 0, view = viewOf(location.hash), live = false, gone = 0, due = false;
+let state = null, at = 0, view = viewOf(location.hash), live = false, lostAt = 0, due = false;  // lostAt: 0, or when the connection was lost
 const rows = new Map(), cards = new Map();  // the drawn elements: rows by worker and model, cards by model
 
 $("head").append(...COLUMNS.map(([name]) => make("th", name)));
 
-function link(text, change) {  // a link to another view of this page
+function link(text, change) {  // returns a link to another view of this page
   const a = make("a", text);
   a.href = hashOf({ ...VIEW, ...change });
   return a;
@@ -136,12 +136,12 @@ function svg(tag, attributes) {
   return e;
 }
 
-function axis(card, moment) {  // below the charts: the times, or the moment below the pointer
+function axis(card, moment) {  // writes below the charts: the times, or the moment at the pointer
   put(card.then, moment ? momentText(moment) : `${span(past.moments * past.moment_s)} ago`);
   put(card.now, moment ? "" : "now");
 }
 
-function chart(card) {  // an empty chart, which shows the moment below the pointer
+function chart(card) {  // returns an empty chart, which shows the moment at the pointer
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   picture.addEventListener("pointermove", e => {
     const box = picture.getBoundingClientRect();
@@ -214,8 +214,8 @@ function trouble(t) {
   return item;
 }
 
-function drawWrong() {  // the troubles, above everything else
-  const found = live || !gone ? [] : [{ state: "problem", text: `nothing has answered for ${span((Date.now() - gone) / 1000)}: what is below was so before` }];
+function drawTroubles() {  // draws the problems, above everything else
+  const found = live || !lostAt ? [] : [{ state: "problem", text: `nothing has answered for ${span((Date.now() - lostAt) / 1000)}: what is below was so before` }];
   if (state) found.push(...state.troubles);
   const workers = state && new Set(state.workers.map(s => s.worker)).size, late = state && state.workers.filter(s => s.verdict != "current").length;
   if (state && !found.length) found.push({ state: "well", text: late ? `${counted(workers, "worker")}: all is well, ${late} at it` : `${counted(workers, "worker")}: all are up to date` });
@@ -257,7 +257,7 @@ function drawRow(s, old) {
 
 function draw() {
   due = false;
-  drawWrong();
+  drawTroubles();
   if (!state) return;
   const old = (Date.now() - at) / 1000, wanted = chosen(state.workers, view), drawn = wanted.slice(0, view.rows);
   drawModels(old);
@@ -271,12 +271,12 @@ function draw() {
   $("events").replaceChildren(...[...state.events].reverse().map(e => make("li", `${span(e.age_s + old)} ago: ${e.text}`)));
 }
 
-function soon() {  // draw once for all events until the next frame
-  if (document.hidden) drawWrong();  // the title is visible nevertheless
+function soon() {  // draws in the next frame, once for all events until then
+  if (document.hidden) drawTroubles();  // it sets the title, which is visible nevertheless
   else if (!due) { due = true; requestAnimationFrame(draw); }
 }
 
-function look(change) {  // change the view, and the URL with it
+function changeView(change) {  // changes the view, and the URL with it
   view = viewOf(hashOf({ ...view, rows: ROWS, ...change }));
   history.replaceState(null, "", hashOf(view));
   soon();
@@ -297,11 +297,11 @@ const kept = { get: () => { try { return localStorage.getItem("theme") || ""; } 
 theme(["light", "dark"].includes(kept.get()) ? kept.get() : "");
 controls();
 $("theme").addEventListener("change", e => { theme(e.target.value); kept.set(e.target.value); });
-$("filter").addEventListener("input", e => look({ filter: e.target.value }));
-$("sort").addEventListener("change", e => look({ sort: e.target.value }));
-$("model").addEventListener("change", e => look({ model: e.target.value }));
-$("states").addEventListener("click", e => { if (e.target.tagName == "BUTTON") look({ state: e.target.value }); });
-$("show-more").addEventListener("click", () => look({ rows: view.rows + ROWS }));
+$("filter").addEventListener("input", e => changeView({ filter: e.target.value }));
+$("sort").addEventListener("change", e => changeView({ sort: e.target.value }));
+$("model").addEventListener("change", e => changeView({ model: e.target.value }));
+$("states").addEventListener("click", e => { if (e.target.tagName == "BUTTON") changeView({ state: e.target.value }); });
+$("show-more").addEventListener("click", () => changeView({ rows: view.rows + ROWS }));
 $("copy").addEventListener("click", async () => {
   try { await navigator.clipboard.writeText(location.href); put($("copy"), "copied"); } catch { put($("copy"), "it is in the address bar"); }
   setTimeout(() => put($("copy"), "copy link"), 2000);
@@ -311,6 +311,6 @@ document.addEventListener("visibilitychange", soon);
 const source = new EventSource("events");
 source.addEventListener("history", e => { remember(JSON.parse(e.data), Date.now()); soon(); });
 source.onmessage = e => { state = JSON.parse(e.data); at = Date.now(); soon(); };
-source.onopen = () => { live = true; gone = 0; put($("link"), "live"); $("link").className = ""; soon(); };
-source.onerror = () => { live = false; gone = gone || Date.now(); put($("link"), "nothing answers"); $("link").className = "gone"; soon(); };
+source.onopen = () => { live = true; lostAt = 0; put($("link"), "live"); $("link").className = ""; soon(); };
+source.onerror = () => { live = false; lostAt = lostAt || Date.now(); put($("link"), "nothing answers"); $("link").className = "gone"; soon(); };
 setInterval(soon, 1000);

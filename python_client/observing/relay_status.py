@@ -1,4 +1,4 @@
-"""The status of a relay, as its user and its metrics read it."""
+"""Defines the status of a relay, which its user and its metrics read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from ...bus.publisher.status import HeldVersion
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """What a relay has, and whether the publisher above it answers.
+    """The versions that a relay has, and its connection to the publisher above.
 
     Attributes:
         upstream: The address of the publisher above.
         joined: Whether the relay has a session with that publisher.
         lost_s: Seconds since that session ended or, if there was none, since the relay's start;
             None: the relay has a session.
-        cut_off_s: Seconds since there is no publisher above: `lost_s`, once that is two pings, or
-            that of the relay above; None: there is one.
+        cut_off_s: Seconds for which no publisher was above. This is `lost_s`, once that is two ping
+            intervals, or the `cut_off_s` of a relay above. None: there is a publisher above.
         epoch: The epoch of the publisher above, in this session or the last; 0: there was none.
-        versions: By model, the versions that the relay has or that arrive, the oldest first.
+        versions: By model, the versions that the relay has or that are arriving, oldest first.
         received: By model, the bytes of versions and patches from the publisher above.
     """
 

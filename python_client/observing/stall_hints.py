@@ -1,4 +1,4 @@
-"""Warns the user of a worker that has found no publisher, or whose versions nothing applies."""
+"""Warns the user of a worker that finds no publisher, or whose versions the user never applies."""
 
 import logging
 import threading
@@ -18,7 +18,9 @@ REACH = 0.5  # fraction of `hint_after` that the check of the address may take
 
 
 class StallHints:
-    """Logs a warning if a worker finds no publisher, or applies no versions: once for each stall.
+    """Logs a warning if a worker finds no publisher, or applies no version.
+
+    The first warning is logged once for each time outside a session, the second once.
 
     Args:
         addresses: The publisher's addresses.
@@ -38,12 +40,12 @@ class StallHints:
         self._addresses, self._machine, self._ready_queue = addresses, machine, ready_queue
         self._name, self._keyed = machine.identity.name, keyed
         self._patience = machine.timing.hint_after
-        self._outside_since: float | None = None
-        self._ready_since: float | None = None
+        self._outside_since: float | None = None  # since when there is no session
+        self._ready_since: float | None = None  # since when a version waits to be applied
         self._hinted_outside = self._hinted_ready = False
 
     def look(self) -> None:
-        """Log a warning if a stall has lasted longer than `hint_after`. Must not block."""
+        """Log a warning if a stall has lasted longer than `hint_after`. This does not block."""
         now = time.monotonic()
         if self._machine.in_session:
             self._outside_since, self._hinted_outside = None, False
@@ -53,14 +55,14 @@ class StallHints:
             self._outside_since = now
         elif not self._hinted_outside and now - self._outside_since >= self._patience:
             self._hinted_outside = True
-            say = partial(self._say_what_answers, now - self._outside_since)
+            warn = partial(self._warn_of_no_publisher, now - self._outside_since)
             with suppress(RuntimeError):  # the system has too many threads
-                threading.Thread(target=say, name="weightbus-reach", daemon=True).start()
+                threading.Thread(target=warn, name="weightbus-reach", daemon=True).start()
         if not self._hinted_ready:
             self._warn_if_nothing_applies(now)
 
     def _warn_if_nothing_applies(self, now: float) -> None:
-        # Log a warning if a version has been ready for long, and nothing requested to apply it.
+        # Log a warning if a version has been ready for long, and no thread ever waited for one.
         ready = self._ready_queue.unasked
         if ready is None:
             self._ready_since = None
@@ -74,27 +76,28 @@ class StallHints:
                 *(self._name, ready.version, ready.model),
             )
 
-    def _say_what_answers(self, seconds: float) -> None:
+    def _warn_of_no_publisher(self, seconds: float) -> None:
         """Check what answers at the addresses, and log a warning. (In a separate thread.)"""
-        wrong = {each: self._wrong(each) for each in self._addresses}
+        problems = {each: self._problem(each) for each in self._addresses}
         if self._machine.in_session or self._ready_queue.refused or self._ready_queue.closed:
             return
-        if not all(wrong.values()):
+        if not all(problems.values()):
             return  # if the keys are wrong, the worker reports a refusal
-        what = "; ".join(f"{each}: {text}" for each, text in wrong.items())
-        what = what if len(wrong) > 1 else wrong[self._addresses[0]]
+        what = "; ".join(f"{each}: {text}" for each, text in problems.items())
+        what = what if len(problems) > 1 else problems[self._addresses[0]]
         text = (
-            f"worker {self._name} has found no publisher for {span(seconds)}, and tries on: {what}"
+            f"worker {self._name} has found no publisher for {span(seconds)}, and keeps trying: "
+            f"{what}"
         )
         log.warning("%s", printable(text))
 
-    def _wrong(self, address: str) -> str:
-        # Return what is wrong with an address; empty if only the keys can be wrong.
+    def _problem(self, address: str) -> str:
+        # Return the problem with an address; empty if only the keys can be wrong.
         found = reach(address, keyed=self._keyed, timeout=REACH * self._patience)
-        wrong = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
-        if wrong or self._keyed:
-            return wrong
+        problem = next((f"{f.text}; {f.advice}" for f in found if f.state == "problem"), "")
+        if problem or self._keyed:
+            return problem
         return (
-            f"ZeroMQ answers at {address}, and no publisher of weightbus; is that another "
-            "program, or is its process busy, or stopped?"
+            f"ZeroMQ answers at {address}, but no publisher of weightbus does: is it another "
+            "program, or is the publisher's process busy or stopped?"
         )

@@ -1,12 +1,12 @@
-"""Makes OpenTelemetry spans, if the user's process has set up the SDK.
+"""Creates OpenTelemetry spans of publishes and applies, if the user's process has set up the SDK.
 
     weightbus.publish                 from the call to its receipt, a child of the caller's span
         weightbus.stage, .apply       for each worker, from the call to its acknowledgement
     weightbus.apply                   in the worker's process: the copy into its model
 
-This module imports nothing of OpenTelemetry: a process that has set up a provider has imported it.
+This module does not import OpenTelemetry: a process that has set up a provider has imported it.
 The spans of both sides have model, epoch and version as attributes, by which a user finds spans
-that belong together; no trace id is sent. A separate thread makes the spans, since the user's
+that belong together; no trace id is sent. A separate thread creates the spans, since the user's
 exporters may hang or fail.
 """
 
@@ -31,9 +31,9 @@ log = logging.getLogger("weightbus.traces")
 
 API, SDK = "opentelemetry.trace", "opentelemetry.sdk.trace"
 NAME = "weightbus"
-WORKERS_TRACED = 256  # most workers of one publish that get a span: the others get none
-WAITING_MAX = 256  # most publishes and applies whose spans wait; further spans are dropped
-SETTLE_SECONDS = 1.0  # seconds to wait for pending spans at the end
+WORKERS_TRACED = 256  # the most workers of one publish that have a span
+QUEUED_MAX = 256  # the most publishes and applies whose spans are queued; others have no spans
+SETTLE_SECONDS = 1.0  # seconds to wait for queued spans when the process ends
 SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "weightbus.apply"}
 
 
@@ -54,30 +54,30 @@ def _version() -> str:
 
 
 def on_publish(started: float) -> Callable[[Receipt, PublishError | None], None] | None:
-    """Return a function that makes the spans of a publish when it ends; None if there is no tracer.
+    """Return a function that creates the spans of an ended publish; None if there is no tracer.
 
     Args:
         started: The monotonic time at which `publish` was called.
     """
     if SDK not in sys.modules:
         return None
-    makes = tracer()
-    if makes is None:
+    found = tracer()
+    if found is None:
         return None
     context = sys.modules["opentelemetry.context"].get_current()
-    return partial(_published, makes, context, started)
+    return partial(_published, found, context, started)
 
 
 def on_apply(update: "Update") -> None:
-    """Make the span of a version that a worker has applied, if there is a tracer."""
-    makes = tracer() if SDK in sys.modules else None
-    if makes is not None:
+    """Create the span of a version that a worker has applied, if there is a tracer."""
+    found = tracer() if SDK in sys.modules else None
+    if found is not None:
         context = sys.modules["opentelemetry.context"].get_current()
-        _later(partial(_applied, makes, context, update, time.time_ns()))
+        _queue_job(partial(_applied, found, context, update, time.time_ns()))
 
 
 def settle() -> None:
-    """Wait at most `SETTLE_SECONDS` until all spans are made."""
+    """Wait at most `SETTLE_SECONDS` until all queued spans are created."""
     if SDK in sys.modules:
         _queue(os.getpid()).settle(SETTLE_SECONDS)
 
@@ -89,17 +89,17 @@ def _queue(_process: int) -> BackgroundQueue:
     A forked child needs its own queue, since it does not have its parent's threads.
     """
     atexit.register(settle)  # runs before the provider's handler, which was registered earlier
-    return BackgroundQueue("weightbus-traces", WAITING_MAX)
+    return BackgroundQueue("weightbus-traces", QUEUED_MAX)
 
 
-def _later(make: Job) -> None:
-    if not _queue(os.getpid()).put(partial(_guarded, make)):
+def _queue_job(job: Job) -> None:
+    if not _queue(os.getpid()).put(partial(_run_guarded, job)):
         _warn("the exporter is too slow for the spans, and some are dropped: use a faster one")
 
 
-def _guarded(make: Job) -> None:
+def _run_guarded(job: Job) -> None:
     try:
-        make()
+        job()
     except BaseException:
         _warn("a span could not be made; further failures are not logged", exc_info=True)
 
@@ -109,55 +109,55 @@ _warned = dict[str, object]()
 
 def _warn(text: str, *, exc_info: bool = False) -> None:
     """Log a text, unless it was logged before. Thread-safe."""
-    mine = object()
-    if _warned.setdefault(text, mine) is mine:
+    own = object()
+    if _warned.setdefault(text, own) is own:
         log.warning(text, exc_info=exc_info)
 
 
-def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
-    attributes = {**_named(update), "weightbus.bytes": update.nbytes}
+def _applied(tracer: Any, context: Any, update: "Update", end: int) -> None:
+    attributes = {**_attributes(update), "weightbus.bytes": update.nbytes}
     begin = end - round(1e9 * update.seconds)
-    span = makes.start_span("weightbus.apply", context, attributes=attributes, start_time=begin)
+    span = tracer.start_span("weightbus.apply", context, attributes=attributes, start_time=begin)
     span.end(end)
 
 
 def _published(
-    makes: Any, context: Any, started: float, receipt: Receipt, error: PublishError | None
+    tracer: Any, context: Any, started: float, receipt: Receipt, error: PublishError | None
 ) -> None:
     begin = time.time_ns() - round(1e9 * (time.monotonic() - started))
-    _later(partial(_spans, makes, context, begin, receipt, error))
+    _queue_job(partial(_create_spans, tracer, context, begin, receipt, error))
 
 
-def _spans(
-    makes: Any, context: Any, begin: int, receipt: Receipt, error: PublishError | None
+def _create_spans(
+    tracer: Any, context: Any, begin: int, receipt: Receipt, error: PublishError | None
 ) -> None:
-    # Make the span of a publish, and the spans of its workers.
+    # Create the span of a publish, and the spans of its workers.
     attributes = {
-        **_named(receipt),
+        **_attributes(receipt),
         "weightbus.bytes": receipt.nbytes,
         "weightbus.workers": len(receipt.workers),
     }
-    span = makes.start_span("weightbus.publish", context, attributes=attributes, start_time=begin)
+    span = tracer.start_span("weightbus.publish", context, attributes=attributes, start_time=begin)
     api = sys.modules[API]
-    inside = api.set_span_in_context(span, context)
+    inner = api.set_span_in_context(span, context)
     for worker in [*receipt.workers.values()][:WORKERS_TRACED]:
-        _of_worker(makes, inside, worker, receipt, begin)
+        _create_worker_span(tracer, inner, worker, receipt, begin)
     if error is not None:
         span.set_status(api.Status(api.StatusCode.ERROR, str(error)))
     span.end(begin + round(1e9 * receipt.seconds))
 
 
-def _of_worker(
-    makes: Any, context: Any, worker: WorkerReceipt, receipt: Receipt, begin: int
+def _create_worker_span(
+    tracer: Any, context: Any, worker: WorkerReceipt, receipt: Receipt, begin: int
 ) -> None:
-    # Make the span of one worker.
+    # Create the span of one worker.
     attributes = {
-        **_named(receipt),
+        **_attributes(receipt),
         "weightbus.worker": worker.name,
         "weightbus.state": worker.state,
     }
     name = SPANS.get(worker.state, "weightbus.apply")
-    span = makes.start_span(name, context, attributes=attributes, start_time=begin)
+    span = tracer.start_span(name, context, attributes=attributes, start_time=begin)
     if worker.state not in SPANS:
         api = sys.modules[API]
         span.set_status(api.Status(api.StatusCode.ERROR, worker.detail or worker.state))
@@ -165,9 +165,9 @@ def _of_worker(
     span.end(begin + round(1e9 * seconds))
 
 
-def _named(what: "Receipt | Update") -> dict[str, Any]:
+def _attributes(of: "Receipt | Update") -> dict[str, Any]:
     return {
-        "weightbus.model": what.model,
-        "weightbus.epoch": what.epoch,
-        "weightbus.version": what.version,
+        "weightbus.model": of.model,
+        "weightbus.epoch": of.epoch,
+        "weightbus.version": of.version,
     }

@@ -1,6 +1,7 @@
-"""An observer's view of a bus: merges pages of the roster, and says which workers are behind.
+"""Merges the pages of a publisher's roster into a view, and tells which workers are behind.
 
-`top`, `status`, the dashboard and the metrics all show this view. This module does no I/O.
+The commands `top` and `status`, the dashboard and the metrics all show this view. This module does
+no I/O.
 """
 
 from collections import deque
@@ -22,16 +23,16 @@ class Standing:
 
     Attributes:
         model, worker: The model's id and the worker's name.
-        verdict: `current` (the worker runs the newest version that it should run), `behind`,
-            `failed` (it could not apply a newer version; see `error`), `stuck` or `lost`.
+        verdict: `current`: the worker runs the newest version that it should run. `failed`: it
+            could not apply a newer version (see `error`). Otherwise `behind`, `stuck` or `lost`.
         epoch, version: The version that the worker runs; 0: none.
         newest: The newest version that the worker should run; 0: none.
         lag: The number of versions that the worker is behind.
         lag_s: Seconds, at least, since the first of these versions was published; None: unknown.
         phase: The phase of the version that the worker is receiving or applying; empty: there is
             none.
-        rate: Bytes a second of the arriving version; otherwise of the last version, from publish to
-            apply.
+        rate: Bytes per second of the arriving version. If none arrives: the bytes of the last
+            version per second from its publish to its apply.
         took_s: Seconds from the publish of `version` to its acknowledgement; 0: unknown.
         error: Why the worker is lost, or why a version failed, until it runs a newer version.
         language, client, host, pid: As the worker reports them.
@@ -67,7 +68,7 @@ class Standing:
 
     @property
     def way(self) -> str:
-        """How versions reach the worker, for people: the transport, and the relays before it."""
+        """The transport of versions to the worker and the relays before it, as text."""
         via = f" via {' > '.join(self.through)}" if self.through else ""
         return f"{self.road}{via}" + (" (relay)" if self.relay else "")
 
@@ -93,8 +94,8 @@ class View:
         self.whole = False  # whether the last answer brought the view up to date
         self.latest = 0  # the publisher's revision in the last answer
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_LISTED)
-        # The revision received so far, and the revision from which on a new roster is shown.
-        self._since = self._goal = 0
+        self._since = 0  # the revision received so far
+        self._goal = 0  # the revision that a new roster must reach before it is shown
         self._shown = self._arriving = _Rows(0)
 
     @property
@@ -153,15 +154,15 @@ class View:
     def _rate(
         self, before: tuple[WorkerRow, float] | None, model: str, doing: Doing, now: float
     ) -> float:
-        """Return the bytes a second of the arriving version; otherwise of the last version."""
+        """Return the bytes per second of the arriving version, or else of the last version."""
         known = self._arriving
         if model not in known.models:
             return 0.0
         nbytes = known.models[model][0].nbytes
         if doing.phase == "receiving" and before is not None and model in before[0].models:
-            was, at = before[0].models[model], before[1]
-            if was.incoming == doing.incoming and doing.count and now > at:
-                return nbytes * max(0, doing.chunks - was.chunks) / doing.count / (now - at)
+            last, at = before[0].models[model], before[1]
+            if last.incoming == doing.incoming and doing.count and now > at:
+                return nbytes * max(0, doing.chunks - last.chunks) / doing.count / (now - at)
         return 1_000_000 * nbytes / doing.took_us if doing.took_us else 0.0
 
     # Results.
@@ -185,14 +186,14 @@ class View:
                 yield self._standing(row, at, model, doing, now)
 
     def _why_lost(self, worker: str) -> str:
-        """Return why a worker was lost last; empty if no event says so."""
+        """Return why a worker was lost; empty if no event says why."""
         texts = (e.text for e, _ in reversed(self.events) if (e.kind, e.worker) == ("lost", worker))
         return next(texts, "").partition(" is lost: ")[2]
 
     def _standing(
         self, row: WorkerRow, at: float, model: str, doing: Doing, now: float
     ) -> Standing:
-        # Return the state of a worker (`row`, received at the time `at`) with one model.
+        # Return the state of a worker with one model; `row` was received at the time `at`.
         known = self._shown.models.get(model)
         newest = max(doing.newest, known[0].version if known is not None else 0)
         runs = doing.version if doing.epoch == self._shown.epoch else 0
@@ -237,6 +238,9 @@ def _verdict(row: WorkerRow, doing: Doing, lag: int) -> Verdict:
 
 
 def _age(row: ModelRow, at: float, version: int, now: float) -> float | None:
-    """Return the age in seconds of a version or the oldest newer one; None if `row` has neither."""
+    """Return the age in seconds of a version, or of the next newer version that `row` has.
+
+    The result is None if `row` has no such version.
+    """
     ages = {p.version: p.age_ms for p in row.published if p.version >= version}
     return ages[min(ages)] / 1000 + now - at if ages else None

@@ -18,8 +18,8 @@ from ...bus.net.threads import new_selector
 from .access import Http
 from .connections import IDLE_SECONDS, Connections, listening
 
-START_SECONDS = 10.0  # seconds for the start and the end of the thread
-STOP_SECONDS = 2.0  # seconds for running requests when the server stops
+START_SECONDS = 10.0  # seconds to wait for the start, and for the end, of the thread
+STOP_SECONDS = 2.0  # seconds that running requests have when the server stops
 COOKIE = "weightbus"  # the port is added, since browsers send a host's cookies to all of its ports
 STOPPING = web.AppKey("stopping", asyncio.Event)  # set when streaming pages must end
 HEADERS = {
@@ -39,14 +39,15 @@ class HttpServer:
     Args:
         http: The address, and the rules of access.
         pages: The handlers of GET requests, by path.
-        meanwhile: A coroutine function that runs beside the handlers, until its argument, an event,
-            is set.
+        meanwhile: A coroutine function that runs beside the handlers. Its argument is an event; the
+            coroutine ends once the event is set.
 
     Attributes:
         address: The URL of the root page.
 
     Raises:
-        AddressError: The address is in use.
+        AddressError: The address cannot be bound, for instance since it is in use.
+        ClosedError: The thread did not start in time.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class HttpServer:
         """Close the sockets and the selector that a forked child has inherited.
 
         Their descriptor numbers then refer to the null device. The old objects may close these
-        numbers later, and must not close another file of the child.
+        numbers later, which must not close another file of the child.
         """
-        nothing = os.open(os.devnull, os.O_RDWR)
-        watched = {key.fd for key in self._selector.get_map().values()}
-        watched.update(listener.fileno() for listener in self._listeners)
-        for number in (*watched, self._selector.fileno()):
-            os.dup2(nothing, number, inheritable=False)
-        os.close(nothing)
+        null = os.open(os.devnull, os.O_RDWR)
+        numbers = {key.fd for key in self._selector.get_map().values()}
+        numbers.update(listener.fileno() for listener in self._listeners)
+        for number in (*numbers, self._selector.fileno()):
+            os.dup2(null, number, inheritable=False)
+        os.close(null)
 
     def _run(self, application: web.Application) -> None:
         try:
@@ -138,24 +139,24 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # Let a request through if it has access.
-        # A request with the token in a header does not come from a foreign page: no page can send
-        # that header. So its host name need not be known.
+        # Pass a request on if it has access.
+        # A foreign page cannot send the token in a header. So if a request has the token in its
+        # header, its host name need not be known.
         if not (self._http.knows(request.host) or _bears(self._http, request)):
-            text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
+            text = "this host is not known by that name: use its IP address, or Http(hosts=...)"
             return _refusal(421, text)
         if not lets_in(self._http, request):
-            text = "this takes a token: add ?token=... once, or say Authorization: Bearer ..."
+            text = "a token is needed: add ?token=... once, or send Authorization: Bearer ..."
             return _refusal(401, text)
         if self._connections is not None:
             self._connections.prove(request.transport)
         # Redirect to a URL without the token, which becomes a cookie.
         if self._http.token is not None and "token" in request.query:
-            moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
-            moved.set_cookie(
+            redirect = web.Response(status=303, headers={**HEADERS, "Location": request.path})
+            redirect.set_cookie(
                 _cookie_name(request), self._http.token, httponly=True, samesite="Strict"
             )
-            return moved
+            return redirect
         return await handler(request)
 
 
@@ -167,7 +168,7 @@ def _refusal(status: int, text: str) -> web.Response:
 
 
 def lets_in(http: Http, request: web.Request) -> bool:
-    """Return whether a request has the token, if one is needed."""
+    """Return whether a request has the token, or needs none."""
     if http.token is None:
         return True
     given = (request.query.get("token", ""), _cookie(request))

@@ -147,7 +147,7 @@ class PatchRank:
         """Let the worker `plain` fetch all from its publisher, as workers in other languages do."""
         if hello.name != "plain":
             return WHOLE_FETCH(sources, job, hello)
-        return vars(sources)["_tell"](SourceFetched(job, (), over=True))
+        return vars(sources)["_report"](SourceFetched(job, (), over=True))
 
     def model(self) -> dict[str, object]:
         return {

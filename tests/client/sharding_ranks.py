@@ -80,7 +80,7 @@ class ShardRank(Rank):
         """Let the worker `plain` fetch all from its publisher, as workers in other languages do."""
         if hello.name != "plain":
             return WHOLE_FETCH(sources, job, hello)
-        return vars(sources)["_tell"](SourceFetched(job, (), over=True))
+        return vars(sources)["_report"](SourceFetched(job, (), over=True))
 
     def take_plain(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.plain = {name: tensor.clone() for name, tensor in pairs}

@@ -239,7 +239,7 @@ def test_a_path_that_is_too_long_for_the_kernel_is_told_with_how_long_it_may_be(
     some = Settings(data=f"ipc://{folder}/data")
     with Publisher(of_length(folder, longest), settings=some) as publisher:
         Subscriber(publisher.address, {"m": arrays()}).close()
-    limit = r"takes at most 107\. Give a publisher a path of at most 102.*Settings\(data="
+    limit = r"has at most 107\. Give a publisher a path of at most 102.*Settings\(data="
     with pytest.raises(AddressError, match=limit):
         Publisher(of_length(folder, longest - 4))
     for make in (Publisher, lambda at: Subscriber(at, {"m": arrays()})):

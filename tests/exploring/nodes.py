@@ -48,9 +48,9 @@ SINCE: dict[str, float] = {
     "hello_at": 1,
     "_unanswered_since": 2,
     "_pinged_at": 1,
-    "_latest_at": 1,
-    "_asked_at": 0,  # see `_answered`
-    "asked_at": 1,
+    "_latest_requested_at": 1,
+    "_requested_at": 0,  # see `_answered_ping_at`
+    "requested_at": 1,
     "_reported_at": 1,
     "heard_at": 2,
     "contested_at": 2,
@@ -100,7 +100,8 @@ TOLD: dict[str, object] = {
     "took": {},  # for observers
     "times": {},  # as well
     "_checks": None,  # as well
-    "_answered": math.inf,  # patience alone decides: tokens of pings are clocks, which stand still
+    # Patience alone decides: tokens of pings are clocks, which stand still.
+    "_answered_ping_at": math.inf,
 }
 
 Form = Hashable

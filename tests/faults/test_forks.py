@@ -238,7 +238,7 @@ def test_every_call_of_a_publisher_is_refused_in_a_child(tmp_path: Path) -> None
         with locked_elsewhere(vars(vars(publisher)["_loop"])["_lock"]):
             told = told_in_child(calls, [end, publisher.close])
         text, seconds = told.pop("result")
-        assert f"process {os.getpid()} publishes this, and this is process" in text
+        assert f"process {os.getpid()} publishes this version, and this forked process" in text
         assert seconds < 1.0
         for name, (text, seconds) in told.items():
             assert f"made in process {os.getpid()}, this is process" in text, (name, text)

@@ -57,7 +57,7 @@ class Bench:
 
     def copy(self, memory: Memory) -> Copying:
         copy = Copying("a", (1, 2), memory, np.zeros(35, np.uint8), ChunkPlan(35, CHUNK))
-        self.copier.copy(copy)
+        self.copier.queue(copy)
         return copy
 
 
@@ -112,7 +112,7 @@ def test_a_copy_goes_before_what_is_touched_ahead_which_is_gone_on_with() -> Non
             yield
 
     copied = threading.Event()
-    bench.copier.ahead(touching())
+    bench.copier.run_when_idle(touching())
     assert begun.wait(SECONDS)
     copy = bench.copy(Memory())
     copied.set()

@@ -8,7 +8,7 @@ import pytest
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.limits import UNASKED_BYTES_MAX
-from weightbus.bus.net.incoming import ALERT_SECONDS, LOOK_SECONDS
+from weightbus.bus.net.incoming import ALERT_SECONDS, CHECK_SECONDS
 from weightbus.tests.cli.starting import python
 from weightbus.tests.trust.sealed_bus import keys_in
 
@@ -91,7 +91,7 @@ LAYOUT = """
 def test_the_frames_of_one_message_are_bounded() -> None:
     assert worst(FLOOD, '{"w": np.zeros(4, np.uint8)}') < ROOM
     assert UNASKED_BYTES_MAX + BYTES_MAX < ROOM
-    assert ALERT_SECONDS < LOOK_SECONDS
+    assert ALERT_SECONDS < CHECK_SECONDS
 
 
 @pytest.mark.parametrize("target", ["folder + '/f.safetensors'", "lambda pairs: list(pairs)"])

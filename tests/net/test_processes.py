@@ -14,8 +14,8 @@ from weightbus.bus.net import processes
 from weightbus.bus.net.processes import (
     Process,
     SocketSearch,
-    connected_by,
-    inode_of,
+    peer_inode,
+    peer_process,
     process_of,
 )
 from weightbus.tests.compose.waiting import wait_for
@@ -27,7 +27,7 @@ HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one: IPv4 to a serv
 def process_with(pid: int, inode: int) -> Process | None:
     """Search a process for a socket, a few files at a time."""
     search = SocketSearch(pid, inode)
-    while not search.look(3):
+    while not search.step(3):
         pass
     return search.found
 
@@ -51,7 +51,7 @@ def connected(host: str) -> Generator[tuple[socket.socket, socket.socket]]:
 
 def other_end(accepted: socket.socket) -> int:
     """Return the inode of the other end of a connection, which must be known."""
-    inode = inode_of(accepted)
+    inode = peer_inode(accepted)
     assert inode is not None
     return inode
 
@@ -93,13 +93,13 @@ def test_of_what_is_gone_nothing_is_seen() -> None:
     with connected("127.0.0.1") as (accepted, dialled):
         dialled.close()
         accepted.shutdown(socket.SHUT_RDWR)
-        assert inode_of(accepted) is None
+        assert peer_inode(accepted) is None
 
 
 def test_where_the_kernel_cannot_be_asked_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected("127.0.0.1") as (accepted, _):
         monkeypatch.delattr(socket, "AF_NETLINK")
-        assert inode_of(accepted) is None
+        assert peer_inode(accepted) is None
 
 
 def test_over_ipc_the_kernel_names_who_connected(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_over_ipc_the_kernel_names_who_connected(tmp_path: Path) -> None:
         command = [sys.executable, "-c", code]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as other:  # noqa: S603
             with server.accept()[0] as accepted:
-                found = connected_by(accepted)
+                found = peer_process(accepted)
             other.kill()
     assert found is not None
     assert found.pid == other.pid

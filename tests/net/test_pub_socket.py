@@ -478,7 +478,9 @@ def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("mine")
     bench = Bench()
     other = PubSocket(QUEUE, bench.selector)
-    with pytest.raises(AddressError, match="taken by a file at which no process is seen to listen"):
+    with pytest.raises(
+        AddressError, match="in use by a file, and no process is seen to listen there"
+    ):
         other.bind(f"ipc://{tmp_path}/data", "data")
     assert (tmp_path / "data").read_text() == "mine"
     other.close(0.0)

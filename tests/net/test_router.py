@@ -330,7 +330,7 @@ def test_a_queue_keeps_no_payload(sockets: PublisherSockets) -> None:
 def test_copies_for_those_that_do_not_read_are_bounded_together(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vars(vars(sockets)["_router"])["_copies"], "_most", 3 * 2**24)
+    monkeypatch.setattr(vars(vars(sockets)["_router"])["_copies"], "_limit", 3 * 2**24)
     payload = Memory(2**24)
     with contextlib.ExitStack() as stack:
         deaf = [stack.enter_context(joined(sockets)) for _ in range(5)]
@@ -402,7 +402,7 @@ def test_a_worker_that_names_processes_costs_a_few_looks_at_most(
         return False
 
     monkeypatch.setattr(os, "getpid", lambda: 0)
-    monkeypatch.setattr(SocketSearch, "look", look)
+    monkeypatch.setattr(SocketSearch, "step", look)
     with joined(sockets) as worker:
         for pid in range(1, 101):
             worker.sendall(frame(b"hello"))
@@ -481,7 +481,7 @@ def test_a_key_that_is_not_allowed_is_answered_with_the_status(keyed: Keyed) -> 
 def test_a_connection_that_has_to_make_room_is_answered_so(
     keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vars(keyed.sockets)["_router"], "_room", 1)
+    monkeypatch.setattr(vars(keyed.sockets)["_router"], "_unproven_max", 1)
     first, _ = keyed.welcomed(keyed.dealer())
     with first, dialled(keyed.sockets.address):
         said = read_until(keyed.sockets, first, b"ERROR")
@@ -526,7 +526,7 @@ def test_a_handshake_that_proves_nothing_is_hung_up_on(keyed: Keyed, wrong: str)
 
 
 def test_what_is_encrypted_waits_for_room(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vars(vars(keyed.sockets)["_router"])["_copies"], "_most", 1)
+    monkeypatch.setattr(vars(vars(keyed.sockets)["_router"])["_copies"], "_limit", 1)
     monkeypatch.setattr(outgoing, "STUCK_SECONDS", 0.5)
     payload, one, other = Memory(2**23), keyed.dealer(), keyed.dealer()
     with keyed.joined(one) as deaf, keyed.joined(other) as honest:

@@ -71,7 +71,7 @@ def test_an_address_that_failed_does_not_hide_the_one_before(
     worker.data.subscribe(b"a/ctl", on=True)
     worker.connect_data(publisher.data_address)
     assert heard(publisher, worker) == [b"a/ctl"]
-    with pytest.raises(AddressError, match="an address of the kernel takes at most 107"):
+    with pytest.raises(AddressError, match="a Unix socket's path has at most 107"):
         worker.connect_data("ipc:///" + "x" * 200)
     worker.connect_data(publisher.data_address)
     publisher.broadcast([b"a/ctl", b"again"], time.monotonic())

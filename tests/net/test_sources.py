@@ -296,7 +296,7 @@ def test_a_chunk_of_another_version_is_not_taken(other: dict[str, Any]) -> None:
 
 
 def test_a_source_of_another_epoch_is_left() -> None:
-    (session, _, _), take = _session(), vars(_SourceSession)["_take"]
+    (session, _, _), take = _session(), vars(_SourceSession)["_process"]
     for epoch, fault in ((5, ""), (4, "it is of epoch 4")):
         welcome = Welcome(epoch=epoch, data="", ping_ms=1, lost_ms=2, models={})
         assert take(session, welcome, [], _Sent()) == fault

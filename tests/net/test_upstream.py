@@ -24,7 +24,7 @@ from weightbus.bus.messages import (
     Welcome,
 )
 from weightbus.bus.net.sub import Subscription
-from weightbus.bus.net.zmtp import WORD, Stream, message_parts
+from weightbus.bus.net.zmtp import REPORT, Stream, message_parts
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.state import PublisherState
@@ -175,7 +175,7 @@ def test_a_worker_says_what_is_new_upstream_and_repeats_it_on_the_control_channe
 
 
 def word(body: bytes) -> bytes:
-    return b"".join(map(bytes, message_parts([WORD + body])))
+    return b"".join(map(bytes, message_parts([REPORT + body])))
 
 
 def test_words_are_taken_in_turns_and_cost_who_forges_them() -> None:
@@ -190,9 +190,9 @@ def test_words_are_taken_in_turns_and_cost_who_forges_them() -> None:
                 pending = pending[connection.send(pending) :] if pending else b""
             bench.process_events()
             while (found := bench.pub_socket.receive_input()) is not None:
-                assert len(found.words) < 64, "no more than one look brings"
-                told.extend(found.words)
-                found.subscriber.invalid_frames += len(found.words) * invalid_frames
+                assert len(found.reports) < 64, "no more than one look brings"
+                told.extend(found.reports)
+                found.subscriber.invalid_frames += len(found.reports) * invalid_frames
 
     with contextlib.closing(bench):
         connection = bench.knock(b"a/ctl")
@@ -226,7 +226,7 @@ def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(PublisherMachine, "receive_report", note)
         wait_for(published, "a word, once the data connection is open", SECONDS)
-        monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
+        monkeypatch.setattr(Subscription, "send", lambda _self, _body: True)
         receipt = publisher.publish("a", {"w": source}, timeout=SECONDS)
         assert receipt.workers.keys() == {subscriber.name}
         assert not any(b'"version":%d,' % receipt.version in word for word in taken)
@@ -236,7 +236,7 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The goodbye may overtake a report on the data connection, which is then ignored."""
-    monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
+    monkeypatch.setattr(Subscription, "send", lambda _self, _body: True)
     slow = weightbus.Settings(
         ping=SECONDS, lost_after=10 * SECONDS
     )  # nothing is repeated meanwhile
@@ -252,12 +252,12 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
 def test_what_waits_to_be_sent_is_not_added_to() -> None:
     """A publisher that does not read costs a worker no memory: reports then go by control."""
     subscription = Subscription(lambda _frames, _size: None, lambda: None)
-    assert not subscription.say(b"word"), "there is no connection"
+    assert not subscription.send(b"word"), "there is no connection"
     stream = Stream(lambda _frames, _size: None)
-    assert not stream.say(b"word"), "it has not greeted"
+    assert not stream.send_if_idle(b"word"), "it has not greeted"
     stream.outgoing.clear()
     stream.state = "open"
-    assert stream.say(b"word" * 100)
+    assert stream.send_if_idle(b"word" * 100)
     before = len(stream.outgoing)
-    assert not stream.say(b"word")
+    assert not stream.send_if_idle(b"word")
     assert len(stream.outgoing) == before

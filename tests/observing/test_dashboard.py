@@ -95,7 +95,7 @@ def test_whoever_comes_later_is_told_how_long_ago_it_is_by_then(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though nothing has changed; and those who look on already are told nothing again."""
-    monkeypatch.setattr(dashboard, "STILL_SECONDS", 0.1)
+    monkeypatch.setattr(dashboard, "KEEP_ALIVE_SECONDS", 0.1)
     url = publisher.shown.dashboard
     publisher.publish("m", arrays(), settings=Settings(wait="none"))
 
@@ -284,7 +284,7 @@ def test_browsers_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPa
     assert code(url, "/events") == 503
     answer.close()
     connection.close()
-    monkeypatch.setattr(dashboard, "STILL_SECONDS", 0.1)
+    monkeypatch.setattr(dashboard, "KEEP_ALIVE_SECONDS", 0.1)
 
     def let_in() -> bool:
         again, other = get(url, "/events")

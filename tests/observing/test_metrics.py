@@ -89,7 +89,7 @@ def test_models_with_labels_are_counted_by_one_thread_at_a_time(
     second = threading.Thread(target=one.count, args=(receipt_of("b"), None))
     others = [second]
     monkeypatch.setattr(metrics, "MODELS_LABELLED", 1)
-    monkeypatch.setattr(one, "_known", Preempted())
+    monkeypatch.setattr(one, "_labelled", Preempted())
     one.count(receipt_of("a"), None)
     second.join(SECONDS)
     found = samples(one.text().decode())

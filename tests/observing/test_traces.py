@@ -130,7 +130,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(
             assert publish.result(SECONDS).workers["w"].state == "applied"
             with worker.reading(0.0):
                 pass
-            for _ in range(traces.WAITING_MAX + 1):
+            for _ in range(traces.QUEUED_MAX + 1):
                 traces.on_apply(update)
     release.set()
     traces._queue(os.getpid()).settle(SECONDS)  # noqa: SLF001 # pyright: ignore

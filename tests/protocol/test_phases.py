@@ -64,13 +64,13 @@ def test_the_vectors_have_every_pair(file: str, tables: dict[str, Table]) -> Non
 def test_what_has_no_arrow_changes_nothing(phase: Phase, event: Event) -> None:
     holds = VersionStore()
     held = at(holds, phase)
-    after, had = TRANSITIONS[phase].get(event), holds._taken  # noqa: SLF001 # pyright: ignore
+    after, had = TRANSITIONS[phase].get(event), holds._in_use  # noqa: SLF001 # pyright: ignore
     assert holds.move(held, event) == (after is not None)
     assert held.phase == (after or phase)
     live = [p for p in TRANSITIONS if TRANSITIONS[p] and held in holds.all(p)]
     assert live == ([held.phase] if TRANSITIONS[held.phase] else [])
     taken = had if held.phase in IN_MEMORY else 0
-    assert holds._taken == taken, "memory is given back, and once"  # noqa: SLF001 # pyright: ignore
+    assert holds._in_use == taken, "memory is given back, and once"  # noqa: SLF001 # pyright: ignore
     assert (held.key in holds.rejected) == (held.phase == "rejected")
 
 

@@ -102,7 +102,7 @@ class FakeSockets:
         pass
 
     @property
-    def asking(self) -> bool:
+    def with_input(self) -> bool:
         return bool(self.heard)
 
     def _poll(self, seconds: float) -> PollResult:

@@ -327,7 +327,7 @@ def test_a_patch_that_fails_at_the_relay_costs_workers_nothing_but_time(
         failed.append(job)
         copier._done(Decoded(job, "there is no memory to decode it", 0.0))  # noqa: SLF001
 
-    monkeypatch.setattr(copier, "copy", fails)
+    monkeypatch.setattr(copier, "queue", fails)
     receipt = tree.publish(worker)
     assert len(failed) == 1
     assert not patched(relay, receipt)

@@ -105,7 +105,7 @@ def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
     machine = WorkerMachine(
         Hello(name="w", instance="0" * 32, models={}), ["m"], lambda _model, _layout: "", 2**22
     )
-    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED
+    assert machine.in_flight_max() == LAYOUT_BYTES_GUARANTEED
     machine.receive(
         [encode(Welcome(epoch=1, data="tcp://*:1", ping_ms=1, lost_ms=2, models={}))], 0
     )
@@ -114,9 +114,9 @@ def test_what_a_worker_waits_for_is_bounded_by_what_it_takes() -> None:
     [reserve] = machine.receive([encode(told), layout.header], 0.0)
     assert isinstance(reserve, Reserve)
     machine.happened(Granted("m", (1, 1), np.zeros(2**22, np.uint8)), 0.0)
-    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16
+    assert machine.in_flight_max() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16
     machine.receive([encode(Abort(model="m", epoch=1, version=1))], 0.0)
-    assert machine.awaits() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16, (
+    assert machine.in_flight_max() == LAYOUT_BYTES_GUARANTEED + WINDOW_CHUNKS * 2**16, (
         "it may be on its way"
     )
 

@@ -118,7 +118,7 @@ def test_it_joins_the_next_one(first: Answer) -> None:
     world = World([first, "welcomes"])
     world.run(TIMING.lost_after + 1)
     assert world.machine.in_session
-    assert (world.machine.addresses.at, world.machine.addresses.name) == (1, "tcp://host-1:1")
+    assert (world.machine.addresses.index, world.machine.addresses.name) == (1, "tcp://host-1:1")
     assert not world.of(Refused), "another address took it"
 
 

@@ -218,7 +218,7 @@ def test_after_the_first_the_next_are_pushed() -> None:
 
 def test_a_patch_that_is_not_the_first_is_fetched() -> None:
     bench, two, three = Bench(), version(2), version(3)
-    bench.follower.patches.listens = True  # pyright: ignore
+    bench.follower.patches.subscribed = True  # pyright: ignore
     patch(two, three)
     made = patch(bench.one, three)
     [end, fetch] = sent(bench.announce(three), Fetch)
@@ -391,14 +391,14 @@ def test_a_newer_version_overtakes_one_that_is_being_decoded() -> None:
     assert not job.live
     base = bench.base
     assert base.users == 2, "one that nobody wants, and one that has begun"
-    taken = bench.follower.versions._taken  # noqa: SLF001 # pyright: ignore
+    taken = bench.follower.versions._in_use  # noqa: SLF001 # pyright: ignore
     assert not ready(bench.decoded(job))
     assert base.users == 1
-    assert bench.follower.versions._taken == taken - 1, "its buffer is free"  # noqa: SLF001 # pyright: ignore
+    assert bench.follower.versions._in_use == taken - 1, "its buffer is free"  # noqa: SLF001 # pyright: ignore
     [job] = jobs(bench.feed(made) + bench.end(made))
     assert ready(bench.decoded(job)) == [weights(3).tobytes()]
     assert not base.users
-    assert bench.follower.versions._taken <= BUFFERS_MAX  # noqa: SLF001 # pyright: ignore
+    assert bench.follower.versions._in_use <= BUFFERS_MAX  # noqa: SLF001 # pyright: ignore
 
 
 def test_what_a_patch_builds_on_stays_though_another_version_runs_meanwhile() -> None:
@@ -456,7 +456,7 @@ def test_where_no_patches_come_any_more_only_what_is_needed_then_is_kept(late: b
     if job is not None:
         bench.decoded(job)
     holds = bench.follower.versions
-    assert (holds.base, holds._taken) == (None, 0)  # noqa: SLF001 # pyright: ignore
+    assert (holds.base, holds._in_use) == (None, 0)  # noqa: SLF001 # pyright: ignore
     assert len(holds._free) == 1 + late  # noqa: SLF001 # pyright: ignore
 
 

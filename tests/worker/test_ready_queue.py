@@ -55,13 +55,13 @@ def test_whoever_waits_is_woken() -> None:
 
 def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
     ready_queue, version, looks = ReadyQueue(), staged("a", 1), threading.Semaphore(0)
-    news = ready_queue._news  # noqa: SLF001 # pyright: ignore
+    news = ready_queue._has_news  # noqa: SLF001 # pyright: ignore
 
     def look(models: frozenset[str] | None) -> bool:
         looks.release()
         return news(models)
 
-    ready_queue._news = look  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
+    ready_queue._has_news = look  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ready_queue.take, SECONDS)
         assert looks.acquire(timeout=SECONDS)
@@ -131,7 +131,7 @@ def test_a_thread_does_not_leave_while_another_has_its_turn(why: str) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(take)
         waiters.append(waiter := claimed(ready_queue))
-        ready_queue.look()
+        ready_queue.wake_all()
         assert not left.wait(0.7)
         waiter.end("applied")
         ready_queue.wake()

@@ -120,7 +120,7 @@ class Side:
         follower, holds = self.follower, self.follower.versions
         held = [seen(h) for h in holds.all(*(phase for phase in TRANSITIONS if TRANSITIONS[phase]))]
         at = {phase: getattr(h, "key", None) for phase, h in holds.in_phase.items()}
-        memory = plain(holds, "_nbytes", "_taken", "newest_known") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
+        memory = plain(holds, "_nbytes", "_in_use", "newest_known") | {"free": len(holds._free)}  # noqa: SLF001 # pyright: ignore
         asking = plain(
             follower.planner, *(vars(follower.planner).keys() - {"_versions", "_timing"})
         )
