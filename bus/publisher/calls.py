@@ -190,9 +190,10 @@ def record_running(
     effects: list[Effect] = []
     for call in [*state.calls.values()]:
         published = call.version
-        if published.model != model or published.key > runs:
+        key = published.epoch, published.version
+        if published.model != model or key > runs:
             continue
-        if published.key == runs:
+        if key == runs:
             call.move(peer.name, "applied", now, note)
         else:
             call.move(peer.name, "skipped", now, f"it runs version {runs[1]}")

@@ -233,7 +233,7 @@ def _announce(
         if not (peer.incoming and versions.serves(peer)):
             version.add_receiver(peer.name)
     if terms.commit == "together":
-        versions.await_commit(version)
+        versions.await_commit(version, now + state.timing.ping)
     else:
         versions.settle(version, None if workers is None else frozenset(workers))
         if workers is None:

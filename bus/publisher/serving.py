@@ -220,7 +220,7 @@ def missed(state: PublisherState, peer: Peer, model: str, now: float) -> Version
         return None
     if peer.relay and version.only is not None:
         return None  # `announce_owed` announces it
-    if now - versions.pending_announced_at(peer.name) < state.timing.ping:
+    if not versions.may_announce_again(peer.name, now):
         return None
     failed, _ = peer.seen.failed.get(model, (0, ""))
     if peer.runs(model) >= version.key or failed == version.version:
@@ -237,7 +237,7 @@ def announce_undecided(
     state: PublisherState, peer: Peer, version: Version, now: float
 ) -> list[Effect]:
     """Announce an undecided version to one worker again."""
-    state.store[version.model].note_announced(peer.name, now)
+    state.store[version.model].postpone_announcing(peer.name, now + state.timing.ping)
     return describe(state, peer, version)
 
 

@@ -44,8 +44,8 @@ class Versions:
         self._digests: dict[int, str] = {}  # digests of versions that are gone, by number
         self._first, self._count = 1, 0  # first and last version number of this epoch
         self.times: dict[int, float] = {}  # by number, when the last versions were published
-        # by worker, when the pending version was announced to the worker again
-        self._announced_again: dict[str, float] = {}
+        # from when on the pending version may be announced again: to any worker, and by worker
+        self._again_after, self._again_after_to = 0.0, dict[str, float]()
         self.changed = False  # True if `freed` may have effects to return
         self._freed: list[Effect] = []  # effects that `freed` returns next
 
@@ -208,19 +208,21 @@ class Versions:
         """Record that workers know this layout, since it is published on the data socket now."""
         self.announced_layout = layout
 
-    def await_commit(self, version: Version) -> None:
-        """Keep a version as pending until it is committed or dropped."""
+    def await_commit(self, version: Version, again_after: float) -> None:
+        """Keep a version as pending until it is committed or dropped.
+
+        `again_after`: when it may be announced again.
+        """
         self.pending, self.changed = version, True
-        self._announced_again.clear()
+        self._again_after, self._again_after_to = again_after, {}
 
-    def note_announced(self, worker: str, now: float) -> None:
-        """Record that the pending version is announced to one worker again."""
-        self._announced_again[worker] = now
+    def postpone_announcing(self, worker: str, again_after: float) -> None:
+        """Record from when on the pending version may be announced to a worker again."""
+        self._again_after_to[worker] = again_after
 
-    def pending_announced_at(self, worker: str) -> float:
-        """Return when the pending version was last announced to a worker."""
-        published = self.times.get(self.pending.version, 0.0) if self.pending is not None else 0.0
-        return self._announced_again.get(worker, published)
+    def may_announce_again(self, worker: str, now: float) -> bool:
+        """Return whether the pending version may be announced to a worker again."""
+        return now >= self._again_after_to.get(worker, self._again_after)
 
     def keep_part(self, version: Version) -> None:
         """Keep a version of which this publisher is a source, until the next one. (N5)"""

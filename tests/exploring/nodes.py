@@ -65,7 +65,10 @@ SINCE: dict[str, float] = {
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
-UNTIL = {"until", "beacon_at", "deadline", "_grace_ends", "unresponsive_after"}
+UNTIL = {
+    *("until", "beacon_at", "deadline", "_grace_ends", "unresponsive_after"),
+    *("_again_after", "_again_after_to"),
+}
 LENGTHS = {
     "ping_every",
     "pause",

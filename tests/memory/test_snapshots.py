@@ -58,7 +58,7 @@ class Bench:
         version.snapshot.stamp("a", *version.key)
         version.receivers = set(receivers)
         if together:
-            self.versions.await_commit(version)
+            self.versions.await_commit(version, 0.0)
         else:
             self.versions.settle(version, None)
         self.free()
@@ -367,7 +367,7 @@ def version_in(bench: Bench, phase: VersionPhase) -> Version:
     """Return a version in a phase. One that is not reclaimable has a receiver."""
     version = bench.versions.add(bench.take(replaces_latest=False), 1)
     if phase == "pending":
-        bench.versions.await_commit(version)
+        bench.versions.await_commit(version, 0.0)
         return version
     version.receivers = set() if phase == "reclaimable" else {"w"}
     bench.versions.settle(version, frozenset({"w"}) if phase == "targeted" else None)

@@ -262,6 +262,7 @@ def sequence_cases() -> Iterator[Json]:
         *(
             _keeping(),
             _deciding(),
+            _announcing_again(),
             _reporting(),
             _stuck(),
             _receipts(),
@@ -724,19 +725,6 @@ def _deciding() -> Iterator[Case]:
     announced = ONE.announce("v", commit="together", acknowledge="staged")
     case.says("v", ping(), announced, ONE.end("v"), pong("v"), tells=["back v"])
     yield case.says("v", ONE.staged(), *commits, ONE.commit("v"), ends=None)
-    case = begun("an undecided version is announced again", "P10 P17", require=1)
-    again = announced, ONE.end("v")
-    case.says("w", ONE.progress(0)).wait(900, sends=None)
-    case.says("v", ping(), pong("v")).wait(200, sends=None)
-    case.says("w", ping(), pong("w")).says("v", ping(), pong("v"), *again)
-    case.wait(900, sends=None).says("v", ping(), pong("v")).wait(200, sends=None)
-    case.says("v", ping(), pong("v"), *again).says("v", ONE.failed()).wait(1100, sends=None)
-    case.says("v", ping(), pong("v"))
-    yield case.says("w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), ends=None)
-    case = Case("an undecided version for another worker is not announced again", "P6 P10 P17")
-    case.joins(subscribed=False).joins("v", subscribed=False)
-    case.publish(ONE, *_together(ONE, "w")[1:], workers=["w"], **together)
-    yield case.wait(1100, sends=None).says("v", ping(), pong("v"))
     case = Case("a worker joins before the decision", "P10 P18").joins(subscribed=False)
     case.publish(ONE, *_together(ONE, "w"), **together, expect=2)
     case.says("w", ONE.staged())
@@ -756,6 +744,25 @@ def _deciding() -> Iterator[Case]:
     yield case.says("w", ONE.applied()).says(
         "v", ONE.applied(), ends=[done(w="applied", v="applied")]
     )
+
+
+def _announcing_again() -> Iterator[Case]:
+    together: Json = {"commit": "together", "wait": "staged"}
+    again = ONE.announce("v", commit="together", acknowledge="staged"), ONE.end("v")
+    case = Case("an undecided version is announced again", "P10 P17")
+    case.joins(subscribed=False).joins("v", subscribed=False)
+    case.publish(ONE, *_together(ONE, "w", "v"), **together, require=1)
+    case.says("w", ONE.progress(0)).wait(900, sends=None)
+    case.says("v", ping(), pong("v")).wait(200, sends=None)
+    case.says("w", ping(), pong("w")).says("v", ping(), pong("v"), *again)
+    case.wait(900, sends=None).says("v", ping(), pong("v")).wait(200, sends=None)
+    case.says("v", ping(), pong("v"), *again).says("v", ONE.failed()).wait(1100, sends=None)
+    case.says("v", ping(), pong("v"))
+    yield case.says("w", ONE.staged(), ONE.commit("w"), ONE.commit("w"), ends=None)
+    case = Case("an undecided version for another worker is not announced again", "P6 P10 P17")
+    case.joins(subscribed=False).joins("v", subscribed=False)
+    case.publish(ONE, *_together(ONE, "w")[1:], workers=["w"], **together)
+    yield case.wait(1100, sends=None).says("v", ping(), pong("v"))
 
 
 LEFT = {"ends": [done(w="staged", v="left")]}

@@ -227,7 +227,7 @@ RECORDS = {
     "subscriber",
     "state",
 }
-MESSAGES = {"announce", "standing"}  # are made where they are written
+MESSAGES = {"announce", "doing"}  # are made where they are written
 
 
 PYTHON = ROOT / "bus" / "publisher"
