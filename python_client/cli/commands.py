@@ -83,7 +83,9 @@ Json = Annotated[
 Keys = Annotated[
     Path | None,
     typer.Option(
-        metavar="PATH", envvar="WEIGHTBUS_KEYS", help="A folder or file of weightbus keygen."
+        metavar="PATH",
+        envvar="WEIGHTBUS_KEYS",
+        help="A folder or file made by weightbus keygen.",
     ),
 ]
 Model = Annotated[str, typer.Option("--model", metavar="ID", help="The model's id.")]
@@ -101,8 +103,8 @@ Addresses = Annotated[
     str,
     typer.Argument(
         metavar="ADDR",
-        help="The address of the publisher, or of a relay; or several, with commas, the best "
-        "first.",
+        help="The address of the publisher, or of a relay; or several, separated by commas, "
+        "the preferred one first.",
     ),
 ]
 SECONDS_MIN = 0.1
@@ -148,7 +150,7 @@ Metadata = Annotated[
 ]
 Encoded = Annotated[
     Encoding,
-    typer.Option(metavar="HOW", help="For workers that take patches: raw, delta or auto."),
+    typer.Option(metavar="HOW", help="For workers that accept patches: raw, delta or auto."),
 ]
 Bind = Annotated[
     str, typer.Option(metavar="ADDR", help="Where workers connect, such as tcp://127.0.0.1:5555.")
@@ -157,11 +159,11 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", metavar="", help="Allow other hosts without keys.")
 ]
 Dashboard = Annotated[
-    str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
+    str | None, typer.Option(metavar="ADDR", help="Serve the dashboard at HOST:PORT.")
 ]
 MetricsAt = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="ADDR", help="Serve metrics for Prometheus: HOST:PORT."),
+    typer.Option("--metrics", metavar="ADDR", help="Serve Prometheus metrics at HOST:PORT."),
 ]
 Token = Annotated[
     str | None,
@@ -173,7 +175,7 @@ Token = Annotated[
 ]
 InsecureHttp = Annotated[
     bool,
-    typer.Option("--insecure-http", metavar="", help="Give everyone who reaches them access."),
+    typer.Option("--insecure-http", metavar="", help="Serve them to other hosts without a token."),
 ]
 
 
@@ -213,13 +215,13 @@ def demo(
     ] = 30.0,
     as_json: Json = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw what happened into a .png file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the run into a .png file.")
     ] = None,
     model: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What learns: cartpole, or llm, a language model.",
+            help="The model that learns: cartpole, or llm, a language model.",
             autocompletion=lambda: ["cartpole", "llm"],
         ),
     ] = "cartpole",
@@ -260,7 +262,7 @@ def publish(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Keep the latest version there; the next publisher offers it again.",
+            help="Store the latest version there; the next publisher offers it again.",
         ),
     ] = None,
     grace: Annotated[
@@ -303,13 +305,11 @@ def relay(
         str,
         typer.Argument(
             metavar="UPSTREAM",
-            help="The address of the publisher, or of another relay; or several, with commas, the "
-            "best first.",
+            help="The address of the publisher, or of another relay; or several, separated by "
+            "commas, the preferred one first.",
         ),
     ],
-    model: Annotated[
-        list[str], typer.Option(metavar="ID", help="A model's id; repeat it for more.")
-    ],
+    model: Annotated[list[str], typer.Option(metavar="ID", help="A model's id; repeatable.")],
     bind: Bind,
     name: Annotated[
         str | None,
@@ -325,7 +325,7 @@ def relay(
     insecure_http: InsecureHttp = False,
     as_json: Json = False,
 ) -> None:
-    """Pass models' versions on from a publisher to workers, until Ctrl-C."""
+    """Forward models' versions from a publisher to workers, until Ctrl-C."""
     pages = PageOptions(dashboard, metrics, token, insecure_http)
     _end_with(as_json, run_relay, RelayOptions(upstream, bind, model, name, keys, insecure, pages))
 
@@ -357,22 +357,22 @@ def bridge(
     address: Addresses,
     model: Model,
     server: Annotated[
-        list[str], typer.Option(metavar="URL", help="A server's; repeat it for more.")
+        list[str], typer.Option(metavar="URL", help="The URL of a server; repeatable.")
     ],
     kind: Annotated[
         str,
         typer.Option(
             metavar="KIND",
-            help=f"What they are: {' or '.join(ENGINES)}.",
+            help=f"The servers' engine: {' or '.join(ENGINES)}.",
             autocompletion=lambda: list(ENGINES),
         ),
     ],
     folder: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Where versions are written, on a disk of the servers'."),
+        typer.Option(metavar="DIR", help="A folder for versions that the servers can read."),
     ],
     server_folder: Annotated[
-        str | None, typer.Option(metavar="PATH", help="What servers call DIR, if not the same.")
+        str | None, typer.Option(metavar="PATH", help="The servers' path to DIR, if it differs.")
     ] = None,
     like: Annotated[
         Path | None,
@@ -380,16 +380,20 @@ def bridge(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="A checkpoint as it is served: its config files, and the names that must come.",
+            help="The served checkpoint: its config files, and the tensor names to expect.",
         ),
     ] = None,
     unchecked: Annotated[
         bool,
-        typer.Option("--unchecked", metavar="", help="Load what cannot be known to fit, too."),
+        typer.Option(
+            "--unchecked",
+            metavar="",
+            help="Load versions that cannot be checked, too.",
+        ),
     ] = False,
     lora: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Versions are an adapter, which requests call NAME."),
+        typer.Option(metavar="NAME", help="The versions are a LoRA adapter called NAME."),
     ] = None,
     pause: Annotated[
         str | None, typer.Option(metavar="MODE", help="How running requests are paused.")
@@ -400,7 +404,7 @@ def bridge(
             min=SECONDS_MIN,
             callback=_seconds,
             metavar="S",
-            help="Seconds for servers to answer at first, and to load a version.",
+            help="Seconds for servers to answer at the start, and to load a version.",
         ),
     ] = 300.0,
     once: Once = False,
@@ -417,7 +421,7 @@ def bridge(
         ),
     ] = None,
 ) -> None:
-    """Have inference servers load a model's versions as they are published."""
+    """Make inference servers load a model's versions as they are published."""
     wanted = SubscribeOptions.of(address, model, once, timeout, name, keys)
     how = (server_folder, like, lora, pause, load_timeout, token, unchecked)
     served = BridgeOptions(server, kind, folder, *how)
@@ -428,16 +432,16 @@ def bridge(
 def top(
     address: Address,
     once: Annotated[
-        bool, typer.Option("--once", metavar="", help="Show it once, and end.")
+        bool, typer.Option("--once", metavar="", help="Show the workers once, then exit.")
     ] = False,
     sort: Annotated[
         str,
         typer.Option(
-            metavar="BY", help=f"By what: {', '.join(SORTS)}.", autocompletion=lambda: list(SORTS)
+            metavar="BY", help=f"Sort by: {', '.join(SORTS)}.", autocompletion=lambda: list(SORTS)
         ),
     ] = "trouble",
     only: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in them.")
+        str, typer.Option("--filter", metavar="TEXT", help="Show only rows that contain TEXT.")
     ] = "",
     timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
@@ -454,23 +458,25 @@ def top(
 def status(
     address: Address,
     expect: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Workers that must be there.")
+        int, typer.Option(min=0, metavar="N", help="The number of workers to require.")
     ] = 0,
     within: Annotated[
         float,
-        typer.Option(min=0.0, metavar="SECONDS", help="How long a worker may be behind; 0: never."),
+        typer.Option(min=0.0, metavar="SECONDS", help="How long a worker may be behind."),
     ] = BEHIND_SECONDS,
     ready: Annotated[
         bool,
         typer.Option(
-            "--ready", metavar="", help="Ask only whether it can serve workers: 0 yes, 1 no."
+            "--ready",
+            metavar="",
+            help="Report only whether it can serve workers.",
         ),
     ] = False,
     timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
+    """Report whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
     if ready and expect:
         raise typer.BadParameter("--ready asks nothing about workers: leave out --expect")
     if ready:
@@ -501,7 +507,7 @@ def verify(
 @app.command(cls=_Command)
 def doctor(
     address: Annotated[
-        str | None, typer.Argument(metavar="[ADDR]", help="A publisher's or relay's.")
+        str | None, typer.Argument(metavar="[ADDR]", help="The address of a publisher or relay.")
     ] = None,
     timeout: AnswerSeconds = 5.0,
     keys: Keys = None,
@@ -513,29 +519,29 @@ def doctor(
 
 @app.command(cls=_Command)
 def keygen(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the publisher's keys are.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The publisher's key folder.")],
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME...", help="Workers; a * stands for any characters: gpu-*"),
     ] = None,
     observer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="An observer, which reads the state and no weights."),
+        typer.Option(metavar="NAME", help="An observer: it may read the state, but no weights."),
     ] = None,
     relay: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A relay, which gets a folder: DIR/relays/NAME."),
+        typer.Option(metavar="NAME", help="A relay; its keys are in DIR/relays/NAME."),
     ] = None,
     at: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RELAY",
-            help="Where the workers connect: a file for each RELAY; 'publisher': for no relay.",
+            help="Where workers connect: a file for each RELAY; 'publisher': no relay.",
         ),
     ] = None,
     above: Annotated[
         list[str] | None,
-        typer.Option(metavar="RELAY", help="Where the relays connect, as --at; the best first."),
+        typer.Option(metavar="RELAY", help="Where relays connect; the preferred one first."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -549,5 +555,5 @@ def inspect(
     every: Annotated[bool, typer.Option("--all", metavar="", help="Show every tensor.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint holds, and the digest of its publish."""
+    """Show a checkpoint's tensors, and the digest that its publish has."""
     _end_with(as_json, run_inspect, path, every)
