@@ -271,6 +271,18 @@ def test_together_waits_for_all_and_commits_all(bus: Bus) -> None:
     assert (one["w"][0], two["w"][0]) == (3, 3)
 
 
+def test_together_commits_after_a_burst(bus: Bus) -> None:
+    """The worker is catching up, and so ignores the first announcement."""
+    publisher, target = bus.publisher(ping=0.2), arrays(0, LARGE)
+    worker = bus.subscriber(publisher, target, ping=0.2).start()
+    publisher.wait_for_workers(1, SECONDS)
+    for value in range(1, 6):
+        publisher.publish_async("m", arrays(value, LARGE), timeout=SECONDS)
+    receipt = publisher.publish("m", arrays(6, LARGE), commit="together", timeout=SECONDS)
+    assert receipt.in_state("applied") == [worker.name]
+    assert target["w"][0] == 6
+
+
 def test_together_aborts_everywhere_if_one_cannot(bus: Bus) -> None:
     publisher, one, two = bus.publisher(), arrays(0), arrays(0, 5)
     bus.subscriber(publisher, one, name="fits").start()
