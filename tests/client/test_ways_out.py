@@ -220,7 +220,7 @@ def test_an_address_to_bind_is_told_from_one_to_connect_to() -> None:
     """`publisher.address` of 0.0.0.0, handed to a worker elsewhere: nobody listens there."""
     (port,) = lasting_ports(1)
     (found,) = reach(f"tcp://0.0.0.0:{port}", keyed=False, timeout=SECONDS)
-    assert "to a worker it is this host: give the name or the address" in found.advice
+    assert "for a worker it is the worker's own host: give the name" in found.advice
     (found,) = reach(f"tcp://127.0.0.1:{port}", keyed=False, timeout=SECONDS)
     assert "no process listens there" in found.advice
 

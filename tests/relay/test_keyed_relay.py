@@ -318,7 +318,7 @@ def test_a_keyed_relay_and_its_worker_change_over_to_their_next_addresses(keyed:
             wait_for(lambda: worker.address == second.address, "another relay", SECONDS)
             keyed.publish(2, worker)
             assert second.upstream == keyed.publisher.address
-    with pytest.raises(KeysError, match=r"has 2 keys .* and 3 addresses"):
+    with pytest.raises(KeysError, match=r"has 2 keys .* but 3 addresses"):
         Relay((*above, HERE), "tcp://127.0.0.1:0", ["m"], keys=keys)
 
 
