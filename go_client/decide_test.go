@@ -287,12 +287,12 @@ func TestPartialTargetsAndCasts(t *testing.T) {
 		{Tensors{"actor": BF16(half, 2), "x": U8(nil, 0)}, wbp.Lenience{Partial: true, Cast: true}, "x: U8 [0] in the target, not published"},
 		{Tensors{"actor": BF16(half[:1], 1)}, wbp.Lenience{Partial: true, Cast: true}, "actor: shape [2] published, [1] here"},
 	} {
-		if says := newModel(c.tensors, c.allowed).accepts(layout); says != c.says {
+		if says := newModel(c.tensors, c.allowed).mismatch(layout); says != c.says {
 			t.Errorf("%v %+v: %q", c.tensors, c.allowed, says)
 		}
 	}
 	m := newModel(Tensors{"actor": BF16(half, 2)}, wbp.Lenience{Partial: true, Cast: true})
-	if says := m.accepts(layout); says != "" || m.bytes() != 0 {
+	if says := m.mismatch(layout); says != "" || m.bytes() != 0 {
 		t.Fatal(says)
 	}
 	m.prepare(layout)

@@ -392,7 +392,7 @@ func TestLayoutsThatAreTooLarge(t *testing.T) {
 		{"of 50 MB", manyTensors(840_000), "", `too-large\): a layout of \d+ bytes; this worker accepts at most 1048576: raise its BytesMax`},
 		{"of many names", manyTexts(90_000), "", `too-large\): a layout of more names .* 16384: raise its BytesMax`},
 		{"of 50 MB, for memory of 16 bytes", manyTensors(840_000), "w",
-			`too-large\): a layout of \d+ bytes; of this worker's model none has more than \d+: do the names of its tensors differ`},
+			`too-large\): a layout of \d+ bytes; layouts of this worker's model have at most \d+: do the names of its tensors differ`},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			h := newHostile(t, "")

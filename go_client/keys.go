@@ -42,7 +42,7 @@ func (k Keys) GoString() string { return k.String() }
 
 // ReadKeys reads a worker's key file. If path is a folder that `weightbus keygen` made, ReadKeys
 // reads the file in it whose keys allow the worker name; name may be "" if there is only one file. It
-// returns an error for a file that other users of the host than the owner and the group may access.
+// returns an error for a file that users other than its owner and its group may access.
 func ReadKeys(path, name string) (*Keys, error) {
 	if strings.HasPrefix(strings.TrimSpace(path), "{") { // the error does not quote path, which may hold a secret
 		return nil, optionErrorf("keys: give the path of a key file, not its content (Options.Keys takes the content)")

@@ -134,7 +134,7 @@ func (l *loop) probed(answers bool) {
 		return
 	}
 	l.perform([]wbp.Effect{wbp.Send{Message: &wbp.Bye{}}})
-	l.move(from, "the first one answers again", false)
+	l.move(from, "the first address answers again", false)
 }
 
 // recovering calls work and recovers from a panic in it, since no message may end the process. The

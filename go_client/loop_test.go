@@ -368,7 +368,7 @@ func TestAliases(t *testing.T) {
 		for _, name := range names {
 			m.tensors[name] = U8(make([]byte, 2), 2)
 		}
-		if wrong := m.accepts(parsed); (wrong == "") != fits {
+		if wrong := m.mismatch(parsed); (wrong == "") != fits {
 			t.Fatalf("%v: %q", names, wrong)
 		} else if !fits {
 			continue

@@ -28,8 +28,8 @@ func newModel(tensors Tensors, allowed wbp.Lenience) *model {
 	return &model{allowed: allowed, memory: &memory{tensors: tensors}, spare: &memory{}}
 }
 
-// accepts returns the reason why a layout cannot be applied; "" if it can be applied.
-func (m *model) accepts(layout *wbp.Layout) string {
+// mismatch returns the reason why a layout cannot be applied; "" if it can be applied.
+func (m *model) mismatch(layout *wbp.Layout) string {
 	if m.tensors == nil {
 		return ""
 	}

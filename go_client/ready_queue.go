@@ -35,8 +35,8 @@ func (g group) split(other group) (common, remaining group) {
 }
 
 // A readyQueue passes ready versions and errors from the loop to Receive. It holds at most one
-// version of each model: a newer version replaces an older one. The other versions of the older
-// one's group join the newer one's group, so that no model of a group lags behind another.
+// version of each model: a newer version replaces an older one. If the older version belongs to a
+// group, the rest of that group joins the newer version's group, so that no model of a group lags behind another.
 type readyQueue struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed, and replaced, when anything changes

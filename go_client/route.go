@@ -48,8 +48,8 @@ func (r *route) joined(now time.Duration) {
 
 // failed records that the current address failed, and moves on to the next one. It returns how long
 // to wait before trying the next address: retryPause after each round of failures, otherwise 0. A
-// session shorter than retryPause counts as a failure, too: otherwise the worker would dial a
-// publisher that ends each session at once without a pause.
+// session shorter than retryPause counts as a failure, too: otherwise a publisher that ends each
+// session at once would be dialled without a pause.
 func (r *route) failed(now time.Duration) (wait time.Duration) {
 	if r.inSession && now-r.sessionSince >= r.retryPause {
 		r.failures = 0

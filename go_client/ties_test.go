@@ -33,7 +33,7 @@ func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 	for _, allowed := range []wbp.Lenience{{}, {Partial: true, Cast: true}} {
 		for value, text := range []string{oneName, strings.Replace(oneName, "embed", "head", 1), tiedName, twoNames} {
 			layout, m := layoutOf(t, text), newModel(tied, allowed)
-			if says := m.accepts(layout); says != "" {
+			if says := m.mismatch(layout); says != "" {
 				t.Fatalf("%s: %s", text, says)
 			}
 			m.prepare(layout)
@@ -55,11 +55,11 @@ func TestMemoryOfTwoNamesIsFilledByEither(t *testing.T) {
 		}
 	}
 	apart := newModel(Tensors{"embed": U8(memory, 2), "head": U8(make([]uint8, 2), 2)}, wbp.Lenience{})
-	if says := apart.accepts(layoutOf(t, oneName)); says != "head: U8 [2] in the target, not published" {
+	if says := apart.mismatch(layoutOf(t, oneName)); says != "head: U8 [2] in the target, not published" {
 		t.Fatal(says)
 	}
 	alone := newModel(Tensors{"head": U8(memory, 2)}, wbp.Lenience{})
-	if says := alone.accepts(layoutOf(t, tiedName)); says != "" {
+	if says := alone.mismatch(layoutOf(t, tiedName)); says != "" {
 		t.Fatal(says)
 	}
 }
@@ -146,7 +146,7 @@ func TestTiesOfVectors(t *testing.T) {
 			}
 			w.Close()
 			m, layout := newModel(tensors, wbp.Lenience{Partial: c.Partial}), layoutOf(t, c.Layout)
-			if says := m.accepts(layout); says != "" {
+			if says := m.mismatch(layout); says != "" {
 				return says, "layout"
 			}
 			m.prepare(layout)

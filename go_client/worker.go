@@ -168,7 +168,7 @@ func newWorker(sites []site, options Options, opens wbp.OpenSegment, connect fun
 	for name, tensors := range options.Models {
 		m := newModel(tensors, wbp.Lenience{Partial: options.Partial, Cast: options.Cast})
 		w.models[name] = m
-		expected[name] = wbp.Model{Accepts: m.accepts, Bytes: m.bytes(), LayoutBytes: m.layoutBytes()}
+		expected[name] = wbp.Model{Mismatch: m.mismatch, Bytes: m.bytes(), LayoutBytes: m.layoutBytes()}
 	}
 	host, _ := os.Hostname()
 	if len(host) > wbp.LabelMax {
@@ -405,7 +405,7 @@ func (w *Worker) rejectAll(jobs []*applyJob, culprit int, why applyFault) {
 		return
 	}
 	first := jobs[culprit].version
-	text := fmt.Sprintf("version %d of %s failed, which is published as one: %s", first.Key.Version, first.Model, why.text)
+	text := fmt.Sprintf("version %d of %s, which is published as one with it, failed: %s", first.Key.Version, first.Model, why.text)
 	for i, job := range jobs {
 		switch {
 		case i != culprit:
@@ -578,17 +578,17 @@ func (w *Worker) free() {
 
 // randomHex returns random bytes as hexadecimal digits.
 func randomHex(bytes int) string {
-	digits := make([]byte, bytes)
-	if _, err := rand.Read(digits); err != nil {
+	raw := make([]byte, bytes)
+	if _, err := rand.Read(raw); err != nil {
 		panic(err) // the system has no random bytes
 	}
-	return hex.EncodeToString(digits)
+	return hex.EncodeToString(raw)
 }
 
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-// defaultName returns a worker name that the keys allow; if keys is nil, a unique name of the host,
-// the process id and random digits.
+// defaultName returns a worker name that the keys allow. If keys is nil, the name is unique: it
+// consists of the host, the process id and random digits.
 func defaultName(keys *Keys) string {
 	host, _ := os.Hostname()
 	if host = notInNames.ReplaceAllString(host, "-"); len(host) > 80 {

@@ -10,7 +10,7 @@ import java.util.Optional;
 
 /**
  * Predicts with the newest weights, and prints which version it runs: {@code build/worker
- * tcp://localhost:5555 --name w0 --patience 30}. The counterpart of examples/numpy_worker.py;
+ * tcp://localhost:5555 --name w0 --patience 30}. It does the same as examples/numpy_worker.py;
  * examples/numpy_trainer.py publishes to both.
  */
 final class LineWorker {

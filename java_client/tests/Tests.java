@@ -22,9 +22,9 @@ import java.util.function.BooleanSupplier;
 import java.util.stream.Stream;
 
 /**
- * The layer against a real publisher: ../c_client/tests/serve.py runs this, and publishes what is
- * asked for on standard output: "w" of a shape and "b", a scalar, of which every byte is the same.
- * Each case has models and workers of its own.
+ * Tests the Java layer against a real publisher: ../c_client/tests/serve.py runs this class, and
+ * publishes what the class requests on standard output. A version has "w" of a given shape and "b", a
+ * scalar; all of its bytes are equal. Each case has models and workers of its own.
  */
 final class Tests {
   private static final Duration LONG = Duration.ofSeconds(60); // on a busy machine

@@ -1,9 +1,9 @@
 /**
- * Tracks how long ago each publisher started whose versions run at the worker or may be applied.
+ * Tracks the ages of publishers whose versions run at the worker or may be applied.
  *
- * A publisher sends its age in `welcome`, and the worker sends the current age on in its next
- * `hello`. So another publisher learns which of the two started first, even if their hosts' clocks
- * differ.
+ * `welcome` has the publisher's age: how long ago it started. The worker's next `hello` has the age
+ * that this publisher has by then. So the publisher that receives `hello` learns which of the two
+ * started first, even if their hosts' clocks differ.
  */
 
 import { EPOCHS_KEPT, INTEGER_MAX } from "./limits.js";

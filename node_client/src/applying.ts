@@ -165,7 +165,7 @@ export class Applier {
   #reportFailure(works: readonly Work[], faulty: Work, error: unknown): void {
     const [text, time] = [textOf(error), now()];
     const { epoch, version } = faulty.staged;
-    const beside = `version ${version} of ${faulty.model} failed, which is published as one: ${text}`;
+    const beside = `version ${version} of ${faulty.model}, which is published as one with it, failed: ${text}`;
     const torn = works.some(({ intact }) => !intact);
     for (const work of works) {
       const { model, target, intact } = work;

@@ -1,4 +1,4 @@
-/** Reads the codes of patches, unary, Rice and Exp-Golomb, from bits: the lowest of a byte first. */
+/** Reads the codes of patches (unary, Rice, Exp-Golomb) from the bits of bytes, lowest bit first. */
 
 import { PatchError } from "./errors.js";
 

@@ -1,9 +1,9 @@
 /**
  * Makes companions ready: versions of several models that are published as one. (C2)
  *
- * The announcement of a version names its companions. The version stays staged until it and each of
- * its companions, or a newer version of the companion's model, are committed. Companions of models
- * that this worker does not receive do not count. Then all are made ready together, and the user
+ * The announcement of a version names its companions; a worker ignores those of models that it does
+ * not receive. A committed version stays staged until, for each of its companions, this companion or
+ * a newer version of the same model is committed. Then all are made ready together, and the user
  * applies them at once.
  */
 
@@ -15,7 +15,7 @@ import type { VersionEntry } from "./version_store.js";
 export class Companions {
   constructor(readonly followers: ReadonlyMap<string, Follower>) {}
 
-  /** Make each committed version ready that waits for no companion any more. */
+  /** Make ready each committed version that no longer waits for a companion. */
   complete(now: number): Effect[] {
     const committed = new Map<string, VersionEntry>();
     for (const [model, { versions }] of this.followers) {

@@ -49,7 +49,7 @@ function tableOf(dtype: Dtype): Float32Array | undefined {
   const known = tables.get(dtype);
   if (known !== undefined) return known;
   const format = FORMATS[dtype];
-  const value = dtype === "F8_E8M0" ? scale : format && ((bits: number) => decode(format, bits));
+  const value = dtype === "F8_E8M0" ? e8m0 : format && ((bits: number) => decode(format, bits));
   if (value === undefined) return undefined;
   const table = Float32Array.from({ length: dtype === "F16" ? 2 ** 16 : 2 ** 8 }, (_, i) =>
     value(i),
@@ -58,7 +58,7 @@ function tableOf(dtype: Dtype): Float32Array | undefined {
   return table;
 }
 
-function scale(bits: number): number {
+function e8m0(bits: number): number {
   return bits === 0xff ? Number.NaN : 2 ** (bits - 127);
 }
 

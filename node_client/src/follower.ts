@@ -11,7 +11,7 @@ import type { Effect } from "./effects.js";
 import { FetchPlanner } from "./fetch_planner.js";
 import { asText } from "./headers.js";
 import type { Keyring } from "./keyring.js";
-import { Acceptance, type Accepts, type Fault, type Most } from "./layouts.js";
+import { Acceptance, type Fault, type Mismatch, type Most } from "./layouts.js";
 import { APPLIES_MAX, type Timing } from "./limits.js";
 import type {
   Announce,
@@ -45,14 +45,14 @@ export class Follower {
 
   constructor(
     readonly model: string,
-    accepts: Accepts,
+    mismatch: Mismatch,
     most: Most,
     timing: Timing,
     keyring: Keyring | null,
     /** Whether patches are accepted. */
     patches: boolean,
   ) {
-    this.#acceptance = new Acceptance(model, accepts, most, keyring && AES_256_GCM);
+    this.#acceptance = new Acceptance(model, mismatch, most, keyring && AES_256_GCM);
     this.planner = new FetchPlanner(model, this.versions, timing);
     this.patches = new Patches(model, this.versions, timing, keyring, patches);
   }
@@ -137,9 +137,9 @@ export class Follower {
     const { versions } = this; // W25
     const [entry, key] = [versions.inPhase("running"), { epoch, version }];
     if (entry === null || !sameKey(entry, was) || entry.running.digest !== was.digest) return [];
-    if (versions.all("ready", "applying").length > 0 || !newer(key, versions.newest)) return [];
-    if (versions.all("arriving").some((arriving) => newer(arriving, key))) return [];
-    for (const older of versions.all("announced", "arriving", "staged"))
+    if (versions.inPhases("ready", "applying").length || !newer(key, versions.newest)) return [];
+    if (versions.inPhases("arriving").some((arriving) => newer(arriving, key))) return [];
+    for (const older of versions.inPhases("announced", "arriving", "staged"))
       versions.move(older, "newer");
     versions.rename(entry, key, metadata);
     const report = this.#reportRunning(entry);
@@ -326,7 +326,7 @@ export class Follower {
   /** Handle an abort: drop the version. */
   aborted(key: Key, now: number): Effect[] {
     const arrived = this.versions.find(key, "arriving") !== null;
-    for (const entry of this.versions.all("announced", "arriving", "staged")) {
+    for (const entry of this.versions.inPhases("announced", "arriving", "staged")) {
       if (sameKey(entry, key)) this.versions.move(entry, "aborted"); // W14
     }
     this.planner.endBackoff(key);
@@ -345,7 +345,7 @@ export class Follower {
    */
   gone({ epoch, version }: Key, now: number): Effect[] {
     this.planner.endBackoff({ epoch, version });
-    for (const entry of this.versions.all("announced", "arriving")) {
+    for (const entry of this.versions.inPhases("announced", "arriving")) {
       const was = entry.phase; // W27
       const named = version === entry.version || (version === 0 && was === "announced");
       if (!named || (epoch !== 0 && epoch !== entry.epoch)) continue;
@@ -370,7 +370,7 @@ export class Follower {
     this.versions.reconnected(latest.epoch, now);
     this.#tornApplies = Math.min(this.#tornApplies, 1); // of the previous session, one counts
     this.planner.reconnected();
-    const heldBack = this.versions.all("ready", "applying", "staged");
+    const heldBack = this.versions.inPhases("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.planner.noteLatest(latest, now)];
   }
 

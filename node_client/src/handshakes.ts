@@ -34,7 +34,7 @@ export class Handshakes {
     this.#aborts = 0;
   }
 
-  // Each of these returns the reason of a failed handshake; empty if keys are not the cause.
+  // Each of these returns why a handshake failed, or an empty string if keys are not the cause.
 
   /** Handle a handshake in which the peer refused the key. */
   refused(): string {

@@ -62,7 +62,7 @@ const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 function parse(header: Uint8Array): Record<string, unknown> {
   if (header.length > HEADER_BYTES_MAX) {
-    throw new ProtocolError(`a header of ${header.length} bytes; ${HEADER_BYTES_MAX} are allowed`);
+    throw new ProtocolError(`a header of ${header.length} bytes, over ${HEADER_BYTES_MAX}`);
   }
   let value: unknown;
   try {

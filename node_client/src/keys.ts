@@ -22,7 +22,7 @@ const PKCS8 = Buffer.from("302e020100300506032b656e04220420", "hex");
 
 const z85 = matching("40 characters of Z85", /^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/);
 const key: Field<string> = {
-  must: `${z85.must}, each five of which stand for 32 bits`, // some groups stand for more
+  must: `${z85.must}, each group of five for at most 32 bits`, // some groups stand for more
   read: (v) => {
     const found = z85.read(v);
     return found && valuesOf(found).every((value) => value < 2 ** 32) ? found : undefined;

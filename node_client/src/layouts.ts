@@ -18,7 +18,7 @@ const RAISE = "raise its bytesMax if that is meant";
 
 /** Why a version fails: a code of the protocol, and a text. */
 export type Fault = readonly [code: FailedCode, text: string];
-export type Accepts = (model: string, layout: Layout) => string;
+export type Mismatch = (model: string, layout: Layout) => string;
 
 /** The size limits of a worker. */
 export interface Most {
@@ -36,7 +36,7 @@ export class Acceptance {
   constructor(
     readonly model: string,
     /** Returns the reason that a layout cannot be applied; empty if it can. */
-    readonly accepts: Accepts,
+    readonly mismatch: Mismatch,
     readonly most: Most,
     /** The encryption that versions must have; null if they must not be encrypted. */
     readonly encryption: string | null = null,
@@ -100,7 +100,7 @@ export class Acceptance {
       return ["too-large", `${text}; this worker accepts at most ${limit}: ${RAISE}`];
     }
     if (layout_bytes <= PREFIX_BYTES + layoutBytesMax) return null;
-    const here = `of this worker's model none has more than ${layoutBytesMax}`;
+    const here = `layouts of this worker's model have at most ${layoutBytesMax}`;
     return ["too-large", `${text}; ${here}: do the names of its tensors differ?`];
   }
 
@@ -127,7 +127,7 @@ export class Acceptance {
       return ["layout-invalid", text];
     }
     if (this.#accepted.has(layout.id)) return null;
-    const problem = this.accepts(this.model, layout);
+    const problem = this.mismatch(this.model, layout);
     if (problem) return ["layout-mismatch", problem];
     this.#accepted.add(layout.id);
     return null;

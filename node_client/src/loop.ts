@@ -219,7 +219,7 @@ export class WorkerLoop {
     const from = this.address;
     if (this.#closed || !this.#route.probed(answered, now())) return;
     this.perform(this.machine.close()); // bye
-    this.#move(from, "the first one answers again", false);
+    this.#move(from, "the first address answers again", false);
   }
 
   /** Decode the queued patches one at a time: several at once would block the event loop too long. */

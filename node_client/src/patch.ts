@@ -2,9 +2,9 @@
  * Decodes patches (encoding `delta-1`), which turn one version into another of the same layout.
  *
  * `docs/DELTA.md` at the root of the repository defines the format. A patch is checked completely
- * against its base before anything is written. To check it, its changes are decoded; they are kept
- * for writing up to a limit, and changes beyond the limit are decoded again. Generators do long work
- * in steps of at most a few milliseconds.
+ * against its base before anything is written. This check decodes the patch's changes, and keeps them
+ * for writing, up to a limit; changes beyond the limit are decoded again. Generators do long work in
+ * steps of at most a few milliseconds.
  */
 
 import { digesting } from "./checksum.js";

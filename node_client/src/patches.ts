@@ -2,8 +2,8 @@
  * Chooses a patch that turns the running version into the announced one, if one is offered, and
  * fetches the whole version if the patch turns out to be unusable.
  *
- * A patch is received into memory of its own, and decoded into the new version's buffer. The result
- * is checked against the digest like any version. The running version does not change meanwhile.
+ * A patch is received into memory of its own, and decoded into the new version's buffer, so that the
+ * running version does not change. The result is checked against the digest like any version.
  */
 
 import type { Effect } from "./effects.js";

@@ -1,4 +1,4 @@
-/** Decodes a received patch into a version's buffer, in steps between which the job may be ended. */
+/** Decodes a received patch into a version's buffer, in steps; the job may be ended between two steps. */
 
 import { PatchError } from "./errors.js";
 import { Patch } from "./patch.js";
@@ -39,7 +39,7 @@ export function* patching(job: Patching): Generator<void, string> {
   try {
     const patch = new Patch(base.layout, job.patch);
     if (patch.target !== digest) {
-      return `it leads to ${patch.target.slice(0, 12)}; announced is ${digest.slice(0, 12)}`;
+      return `it leads to ${patch.target.slice(0, 12)}, but ${digest.slice(0, 12)} was announced`;
     }
     for (const _ of patch.steps(base.data, buffer)) {
       yield;

@@ -37,7 +37,7 @@ export function standing(
   const waiting = versions.held ?? versions.inPhase("ready"); // C2
   const ready = applying ?? (arriving === null ? waiting : null);
   const running = versions.inPhase("running");
-  const effects = staged(model, versions.all("ready", "applying", "staged"));
+  const effects = staged(model, versions.inPhases("ready", "applying", "staged"));
   if (arriving !== null && applying === null) effects.push(progress(model, arriving));
   if (running !== null) effects.push(applied(model, running));
   effects.push(...failure);
@@ -92,7 +92,7 @@ export function ping(now: number, subscribed: boolean): Effect {
 /** Return a notice that no published messages arrive. */
 export function unheard(address: string): Effect {
   const text = // W33
-    `nothing published comes from ${address}, so everything is fetched: does a firewall stand ` +
-    "in the way of it?";
+    `no published message arrives from ${address}, so everything is fetched: does a firewall ` +
+    "block the address?";
   return { do: "notice", code: "nothing-published", text };
 }

@@ -1,8 +1,8 @@
 /**
  * Decodes the bodies of a patch's blocks: which elements change, and their new values.
  *
- * A *step* is the change of a 16-bit element, counted in adjacent values. Elements are divided into
- * classes by their size; each class has its own coding parameters (`docs/DELTA.md` at the root).
+ * A *step* is how far a 16-bit element moves in the order of all values of its dtype. Floats may be
+ * divided into classes by their exponents; each class has its own coding parameters (`docs/DELTA.md`).
  */
 
 import { BitReader } from "./bits.js";
@@ -64,7 +64,7 @@ function readRow(reader: BitReader, index: number): Row {
   const large = count > 0 ? field(5, ALL_LARGE) : 0;
   const someLarge = large > 0 && large < ALL_LARGE;
   if (someLarge && large > COUNT_BITS_MAX)
-    throw new PatchError(`a count of ${large} bits in its table`);
+    throw new PatchError(`a count of ${large} bits in its table; the most is ${COUNT_BITS_MAX}`);
   const largeGap = someLarge ? field(5, RICE_MAX) : 0;
   return { class: index, count, gap, large, largeGap, size: large > 0 ? field(4, 15) : 0 };
 }
@@ -146,7 +146,7 @@ function readCounts(reader: BitReader, { rows }: Table, elements: number): Count
     return { count, large };
   });
   if (total > elements || 2 * total > reader.left) {
-    throw new PatchError(`${total} steps of ${elements} elements in ${reader.left} bits`);
+    throw new PatchError(`${total} steps exceed ${elements} elements or ${reader.left} bits`);
   }
   return counts;
 }
@@ -281,7 +281,7 @@ export function readOverwritten(
   const [count, k] = [head & (2 ** 19 - 1), head >> 19];
   const codes = body.length - HEAD_BYTES - count * width;
   if (count === 0 || count > elements || codes < 0 || count > 8 * codes || k > RICE_MAX) {
-    throw new PatchError(`${count} elements of ${width} bytes in a body of ${body.length}`);
+    throw new PatchError(`${count} elements of ${width} bytes do not fit a body of ${body.length}`);
   }
   const reader = new BitReader(body.subarray(HEAD_BYTES, HEAD_BYTES + codes));
   changes.reserve(count);

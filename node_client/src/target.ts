@@ -221,7 +221,7 @@ function overflow(copies: readonly Copy[]): string {
     return `${shown}: ${lost} finite ${values} beyond ${dtype} (at most ${most})`;
   });
   const more = overflown.length - words.length;
-  if (more > 0) words.push(`and so in ${more} more tensor${more > 1 ? "s" : ""}`);
+  if (more > 0) words.push(`and likewise in ${more} more tensor${more > 1 ? "s" : ""}`);
   return words.join("; ");
 }
 

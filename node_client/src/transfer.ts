@@ -1,22 +1,22 @@
 /**
  * Receives the chunks of one version, which are pushed and fetched in any order.
  *
- * Each chunk is in one of four states; the state takes one byte per chunk.
+ * Each chunk is in one of four states, which takes one byte:
  *
- *     MISSING ──fetch──> REQUESTED ──┐
- *        │                   │       ├──> HERE
- *        ├──────push─────────┼───────┤
- *        └──────lend─────────┴─> LEASED ──damaged, cut off──> MISSING
+ *     MISSING               a fetch is sent                              REQUESTED
+ *     MISSING, REQUESTED    the payload arrives in other memory          HERE
+ *     MISSING, REQUESTED    the payload begins to enter the buffer       LEASED
+ *     LEASED                the payload is complete and valid            HERE
+ *     LEASED                the payload is damaged or cut off            MISSING
  *
- * A chunk is LEASED while its payload is received, piece by piece, directly into the buffer.
- * Meanwhile other copies of the chunk are ignored, so that the chunk's memory has one writer.
+ * While a chunk is LEASED, payloads of it from elsewhere are ignored: its memory has one writer.
  *
  * Pushed chunks arrive in order, so a chunk that is missing below the highest pushed chunk was lost,
  * and is fetched at once. Chunks above it may still be pushed; they are fetched after `end`, or when
  * nothing has arrived for a while. At most WINDOW_CHUNKS chunks are REQUESTED. If no chunk arrives in
  * time, all REQUESTED chunks become MISSING, and the retry delay doubles until a chunk arrives. The
- * publisher answers requests and pings in order: until it answers a ping that was sent after a fetch,
- * the fetched chunks may be in flight.
+ * publisher answers requests and pings in order: as long as it has not answered a ping that was sent
+ * after a fetch, the requested chunks may be in flight.
  *
  * A transfer may receive a patch instead, into separate memory. The version is then decoded from the
  * patch.

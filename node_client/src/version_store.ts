@@ -105,13 +105,13 @@ export class VersionStore {
   }
 
   /** Return the versions in any of these phases. */
-  all(...phases: VersionState[]): VersionEntry[] {
+  inPhases(...phases: VersionState[]): VersionEntry[] {
     return phases.flatMap((phase) => this.#live.filter((entry) => entry.phase === phase));
   }
 
   /** Return the version with this key; null if it is in none of these phases. */
   find(key: Key, ...phases: VersionState[]): VersionEntry | null {
-    return this.all(...phases).find((entry) => sameKey(entry, key)) ?? null;
+    return this.inPhases(...phases).find((entry) => sameKey(entry, key)) ?? null;
   }
 
   /** The staged version if it is committed and waits for its companions; else null. */
@@ -122,12 +122,12 @@ export class VersionStore {
 
   /** Whether the version with this key, or a newer version, is ready or runs. */
   offers(key: Key): boolean {
-    return this.all("ready", "running").some((entry) => !newer(key, entry));
+    return this.inPhases("ready", "running").some((entry) => !newer(key, entry));
   }
 
   /** The key of the newest complete version. */
   get newest(): Key {
-    const known = this.all("staged", "ready", "applying", "running");
+    const known = this.inPhases("staged", "ready", "applying", "running");
     return known.reduce<Key>((best, entry) => (newer(entry, best) ? entry : best), NONE);
   }
 
@@ -148,9 +148,9 @@ export class VersionStore {
    * of other epochs. Request missing chunks again, since earlier requests will not be answered.
    */
   reconnected(epoch: number, now: number): void {
-    for (const entry of this.all("announced", "arriving", "staged")) {
+    for (const entry of this.inPhases("announced", "arriving", "staged")) {
       if (entry.phase === "announced" || entry.epoch !== epoch)
-        this.move(entry, "fenced"); // W28
+        this.move(entry, "fenced"); // which drops it (W28)
       else if (entry.phase === "arriving") entry.transfer.reconnected(now);
     }
     this.#rejected = [];

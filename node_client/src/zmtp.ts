@@ -8,7 +8,7 @@
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
  *
- *     a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size,
+ *     a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 not the last, 2 long size,
  *               │ flags │ size, 1 or 8 │    body     │          4 command
  *               └───────┴──────────────┴──── ··· ────┘
  *     a message:  topic (only if published), header, at most one payload
@@ -55,7 +55,7 @@ export class ZmtpError extends Error {}
 /** The peer requires another security mechanism. */
 export class MechanismError extends ZmtpError {
   constructor(readonly mechanism: string) {
-    super(`the other side asks for ${printable(mechanism)} security`);
+    super(`the other side requires ${printable(mechanism)} security`);
   }
 }
 

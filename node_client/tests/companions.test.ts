@@ -109,7 +109,7 @@ for (const [hook, intact, code] of [
       intact,
     );
     assert.equal(failed[1]?.text, "Error: no");
-    const beside = "version 1 of b failed, which is published as one: Error: no";
+    const beside = "version 1 of b, which is published as one with it, failed: Error: no";
     assert.deepEqual([failed[0]?.text, failed[2]?.text], [beside, beside]);
     assert.equal(failed[2]?.code, code, "what is intact comes again if another model is torn");
     const rejected = three.said.filter((effect) => effect.do === "rejected");

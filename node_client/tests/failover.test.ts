@@ -103,7 +103,7 @@ test(
     await other.control.hears('"type":"bye"');
     clearInterval(pongs);
     assert.deepEqual([worker.address, worker.state], [silent.address, "joining"]);
-    assert.match(texts[1] ?? "", /the first one answers again/);
+    assert.match(texts[1] ?? "", /the first address answers again/);
   },
 );
 

@@ -117,7 +117,7 @@ const LAYOUTS: [what: string, layout: Uint8Array, options: object, words: RegExp
     "of 50 MB, for memory of 16 bytes",
     layoutOf(tensors(840_000)),
     { small: true },
-    /a layout of \d+ bytes; of this worker's model none has more than \d+: do the names of its tensors differ/,
+    /a layout of \d+ bytes; layouts of this worker's model have at most \d+: do the names of its tensors differ/,
   ],
 ];
 for (const [what, layout, options, words] of LAYOUTS) {

@@ -56,7 +56,7 @@ test("what makes no sense is an error that names the file and shows no secret", 
     [{ ...good, name: "a*b*" }, /not a worker's keys/],
     [{ name: "w" }, /not a worker's keys/],
     [[], /not a worker's keys/],
-    [{ ...good, public: "#".repeat(40) }, /each five of which stand for 32 bits/],
+    [{ ...good, public: "#".repeat(40) }, /each group of five for at most 32 bits/],
     [{ ...good, publisher: `%nSc1${good.publisher.slice(5)}` }, /not a worker's keys/], // 2^32
   ];
   for (const [bad, why] of cases) {

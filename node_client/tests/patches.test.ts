@@ -597,7 +597,7 @@ class Play extends Patched {
     const { versions, running } = this.follower;
     if (this.ready !== null) assert.deepEqual(this.ready.data, version(this.ready.version).data);
     assert.ok(running === null || running.version >= before);
-    const entries = versions.all("arriving", "staged", "ready", "applying");
+    const entries = versions.inPhases("arriving", "staged", "ready", "applying");
     const buffers = [...entries.map(({ buffer }) => buffer), versions.base?.data];
     const here = buffers.flatMap((memory) => (memory ? [memory.buffer] : []));
     assert.equal(new Set(here).size, here.length, "each has memory of its own");

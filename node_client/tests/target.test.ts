@@ -171,7 +171,7 @@ test("finite values that become infinite are counted", () => {
     `a: 3 finite values are beyond F16 ${most}; b: 1 finite value is beyond BF16 ${brains}`,
   );
   assert.ok(
-    told(all).endsWith(`d: 3 finite values are beyond F16 ${most}; and so in 2 more tensors`),
+    told(all).endsWith(`d: 3 finite values are beyond F16 ${most}; and likewise in 2 more tensors`),
   );
   assert.equal(told({ ...wide, a: new Float32Array(7), b: new Float32Array(7), f: values }), "");
 });

@@ -72,7 +72,7 @@ func newPlayer(c sequence) *player {
 		for tensor, spec := range c.InPlace[name] {
 			target[tensor] = spec.signature()
 		}
-		models[name] = wbp.Model{Accepts: func(layout *wbp.Layout) string {
+		models[name] = wbp.Model{Mismatch: func(layout *wbp.Layout) string {
 			if len(target) == 0 {
 				return ""
 			}

@@ -7,8 +7,8 @@
 //	├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
 //	│ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
 //	└───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
-//	                  u64     u64       u64, little-endian: the length of the model's name
 //
+// Epoch, version and length are little-endian u64, and length is that of the model's name.
 // The publisher writes a segment under an exclusive flock, and the worker copies under a shared flock. Neither
 // side waits for the lock. The stamp (epoch, version, length, model) identifies the version in the segment.
 package segment

@@ -1,6 +1,6 @@
 //go:build !linux || portable
 
-// Package segment stands for the shared-memory transport, which this system does not support.
+// Package segment opens no segments here, since this system does not support the shared-memory transport.
 package segment
 
 import "github.com/weightbus/weightbus/go_client/internal/wbp"

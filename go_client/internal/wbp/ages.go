@@ -5,8 +5,8 @@ import "time"
 // ages maps an epoch to the age of its publisher, for publishers whose versions run here or may
 // still be applied.
 //
-// A publisher sends its age, and the worker reports its current age to other publishers. So the
-// publishers know which of them started first, even if their hosts' clocks differ.
+// A publisher sends its age. The worker's next hello has this age, increased by the time since then.
+// So the publisher that receives it knows which of the two started first, even if their hosts' clocks differ.
 type ages map[int64]age
 
 type age struct {
@@ -35,7 +35,7 @@ func (a ages) record(epoch, ms, applied int64, now time.Duration) {
 	a[epoch] = age{ms, now}
 }
 
-// of returns the age in milliseconds that an epoch's publisher has at now, at least; 0 if unknown.
+// of returns the least age in milliseconds that an epoch's publisher can have at now; 0 if the age is unknown.
 func (a ages) of(epoch int64, now time.Duration) int64 {
 	known, ok := a[epoch]
 	if !ok {

@@ -70,7 +70,7 @@ func OverflowText(lost []Overflow) string {
 			if more == 1 {
 				plural = ""
 			}
-			words = append(words, fmt.Sprintf("and so in %d more tensor%s", more, plural))
+			words = append(words, fmt.Sprintf("and likewise in %d more tensor%s", more, plural))
 			break
 		}
 		values := "values are"

@@ -104,7 +104,7 @@ func TestFiniteValuesThatBecomeInfiniteAreCounted(t *testing.T) {
 		t.Error(one)
 	}
 	many := []Overflow{{"a", "BF16", 2}, {"b", "BF16", 2}, {"c", "BF16", 2}, {"d", "BF16", 2}, {"e", "BF16", 2}}
-	if text := OverflowText(many); !strings.HasSuffix(text, "(at most 3.38953e+38); and so in 1 more tensor") {
+	if text := OverflowText(many); !strings.HasSuffix(text, "(at most 3.38953e+38); and likewise in 1 more tensor") {
 		t.Error(text)
 	}
 }

@@ -3,15 +3,15 @@ package wbp
 import "sort"
 
 // Companions are versions of several models that are published as one. The announcement of each
-// names the others. A committed version stays staged until every companion of a model that this
-// worker receives is committed, too, or replaced by a newer version. Then all of them become ready
-// together, and the user applies them as one. (C2)
+// names the others; a worker ignores those of models that it does not receive. A committed version
+// stays staged until, for each of its companions, this companion or a newer version of the same model
+// is committed. Then all of them become ready together, and the user applies them as one. (C2)
 type companions struct {
 	followers map[string]*follower
 }
 
-// complete makes every committed version ready that lacks no companion. It returns the effect that
-// hands these versions over, or nothing if there are none.
+// complete makes ready every committed version that no longer waits for a companion. It returns the
+// effect that hands these versions over, or nothing if there are none.
 func (c companions) complete() []Effect {
 	found := map[string]Key{}
 	for model, s := range c.followers {
@@ -39,7 +39,7 @@ func (c companions) complete() []Effect {
 	return []Effect{Ready{ready[0], ready[1:]}}
 }
 
-// removeLacking removes the versions from found that lack a companion, and reports whether there were any.
+// removeLacking removes from found the versions that lack a companion, and reports whether there were any.
 func (c companions) removeLacking(found map[string]Key) bool {
 	var lacking []string
 	for model := range found {
@@ -53,8 +53,8 @@ func (c companions) removeLacking(found map[string]Key) bool {
 	return len(lacking) > 0
 }
 
-// lacks reports whether a companion of a version is neither in found, nor ready, nor running, and no
-// newer version of the companion's model is.
+// lacks reports whether a version lacks a companion: neither the companion nor a newer version of the
+// same model is in found, ready or running.
 func (c companions) lacks(v *versionEntry, found map[string]Key) bool {
 	for model, number := range v.announce.Companions {
 		s, companion := c.followers[model], Key{v.Epoch, number}

@@ -17,7 +17,7 @@ type Signature struct {
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
 
-// Lenience says which differences between the published tensors and its own a target allows.
+// Lenience says which differences a target allows between its own tensors and the published ones.
 type Lenience struct {
 	Partial bool // published tensors that the target does not have
 	Cast    bool // another dtype, if values can be converted (see Castable)

@@ -24,8 +24,8 @@ func newFetchPlanner(model string, versions *versionStore, timing *Timing) *Fetc
 // reconnected prepares for a new session: the latest version may be requested at once.
 func (p *FetchPlanner) reconnected() { p.requestedAt = never }
 
-// hearOf handles the key of a version that a beacon, a welcome, a pong, or a chunk or end of a
-// version that is not arriving has. If the version is new, hearOf requests the latest version.
+// hearOf handles the key of a version, from a beacon, a welcome or a pong, or from a chunk or end of a
+// version that is not arriving. If the key is new, hearOf requests the latest version.
 func (p *FetchPlanner) hearOf(key Key, now time.Duration) []Effect {
 	if key.Version == 0 || !key.Newer(p.versions.newest()) || p.versions.isRejected(key) { // W4, W15
 		return nil

@@ -14,9 +14,9 @@ const (
 // A follower is the state machine of one model of a worker. It handles the model's messages and
 // moves the model's versions through their phases (phases.go).
 //
-// A newer version replaces an older one that is arriving. After such a replacement, the worker
-// receives the newer version completely before it starts another one (mode catchingUp), so that a
-// slow worker does not replace versions forever.
+// A newer version displaces an older one that is arriving. The worker then receives the newer version
+// completely before it starts another one (mode catchingUp): otherwise a slow worker might displace
+// every version.
 type follower struct {
 	model       string
 	openSegment OpenSegment
@@ -40,7 +40,7 @@ func newFollower(name string, model Model, bytesMax int64, timing *Timing, openS
 	planner := newFetchPlanner(name, versions, timing)
 	return &follower{
 		model: name, openSegment: openSegment, keyring: keyring, versions: versions, planner: planner,
-		acceptance: acceptance{accepts: model.Accepts, bytesMax: bytesMax, longest: model.LayoutBytes,
+		acceptance: acceptance{mismatch: model.Mismatch, bytesMax: bytesMax, longest: model.LayoutBytes,
 			sealed: keyring != nil, accepted: map[string]bool{}},
 		patches: &Patches{model: name, versions: versions, timing: timing, accepted: patches},
 	}
@@ -124,13 +124,13 @@ func (s *follower) announcedWhole(a *Announce, payload []byte, now time.Duration
 // while a version is ready or being applied.
 func (s *follower) renamed(r *Rename, now time.Duration) []Effect {
 	v, key := s.versions.inPhase(running), Key{r.Epoch, r.Version} // W25
-	if v == nil || *v.running != r.Was || len(s.versions.all(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
+	if v == nil || *v.running != r.Was || len(s.versions.inPhases(ready, applying)) > 0 || !key.Newer(s.versions.newest()) {
 		return nil
 	}
 	if arrivingVersion := s.versions.inPhase(arriving); arrivingVersion != nil && arrivingVersion.Newer(key) {
 		return nil
 	}
-	for _, older := range s.versions.all(announced, arriving, staged) {
+	for _, older := range s.versions.inPhases(announced, arriving, staged) {
 		s.versions.move(older, newer)
 	}
 	s.versions.rename(v, key)
@@ -215,7 +215,7 @@ func (s *follower) segment(a *Announce) Segment {
 
 // applyFromSegment makes a version ready that is copied into the model directly from its segment.
 func (s *follower) applyFromSegment(v *versionEntry, segment Segment, now time.Duration) []Effect {
-	for _, older := range s.versions.all(arriving, staged) {
+	for _, older := range s.versions.inPhases(arriving, staged) {
 		s.versions.move(older, newer)
 	}
 	hash := int64(0)
@@ -255,8 +255,8 @@ func (s *follower) decline(v *versionEntry, code Code, text string, now time.Dur
 
 // Chunks and ends.
 
-// A chunkHeader is the header of a chunk, sealed or not. Its proof is a checksum; the method chunk
-// sets the proof of a sealed chunk.
+// A chunkHeader is the header of a chunk, sealed or not. The proof of an unsealed chunk is its
+// checksum; for a sealed chunk, the method chunk sets the proof.
 type chunkHeader struct {
 	Key
 	index  int64
@@ -429,7 +429,7 @@ func (s *follower) aborted(key Key, now time.Duration) []Effect {
 // 0 means that the publisher has no version at all.
 func (s *follower) gone(epoch, version int64, now time.Duration) []Effect {
 	s.planner.endBackoff(Key{epoch, version})
-	for _, v := range s.versions.all(announced, arriving) {
+	for _, v := range s.versions.inPhases(announced, arriving) {
 		isAnnounced := v.phase == announced // W27
 		isNamed := version == v.Version || version == 0 && isAnnounced
 		otherEpoch := epoch != 0 && epoch != v.Epoch
@@ -469,7 +469,7 @@ func (s *follower) reconnected(newest Key, size int64, shared bool, now time.Dur
 		s.tornApplies = 1 // the failures of the previous session count as one
 	}
 	s.planner.reconnected()
-	effects := stagedReports(s.model, s.versions.all(ready, applying, staged)...)
+	effects := stagedReports(s.model, s.versions.inPhases(ready, applying, staged)...)
 	return append(effects, s.planner.hearOf(newest, now)...)
 }
 
@@ -558,7 +558,7 @@ func (s *follower) reportRunning(v *versionEntry) Effect {
 	return appliedReport(s.model, v)
 }
 
-// raiseEpoch raises s.epoch to the epoch of a version of which bytes were written into the model.
+// raiseEpoch raises s.epoch to the epoch of a version, since bytes of it were written into the model.
 func (s *follower) raiseEpoch(key Key) {
 	if key.Epoch > s.epoch {
 		s.epoch = key.Epoch

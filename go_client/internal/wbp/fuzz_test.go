@@ -155,7 +155,7 @@ func fuzzMachine(t *testing.T, in []byte, m *WorkerMachine, v *vault) {
 		feed(t, m, how, frames, now)
 	}
 	h := m.followers["m"].versions
-	if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
+	if used := len(h.inPhases(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
 		t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
 	}
 	m.Free()
@@ -194,7 +194,7 @@ func unpack(in []byte) (how byte, frames [][]byte, rest []byte) {
 
 func fuzzedMachine(keyed bool) *WorkerMachine {
 	id := Identity{Name: "w", Instance: "00000000000000000000000000000000", Keyed: keyed, Patches: true}
-	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
+	models := map[string]Model{"m": {Mismatch: func(*Layout) string { return "" }}}
 	m := NewWorkerMachine(id, models, 1<<16, TimingOf(time.Second, 5*time.Second), nil)
 	m.Receive([][]byte{[]byte(`{"wbp":1,"type":"welcome","epoch":7,"data":"tcp://*:9","ping_ms":1,"lost_ms":2,"models":{}}`)}, nil, 0)
 	return m

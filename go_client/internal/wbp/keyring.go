@@ -88,10 +88,10 @@ func (r *Keyring) find(id string) *GroupKey {
 	return nil
 }
 
-// Published returns a published message, decrypted; it returns a sealed chunk unchanged. It returns
-// nil for a message that is in the clear, and so from an unknown sender, for a message that cannot be
-// decrypted, and for a replay. If record is true, it records the message's count, so that the message
-// is accepted only once; record is false before the payload is complete. (E4, E5)
+// Published returns a published message, decrypted; it returns a sealed chunk unchanged. It returns nil
+// for a replay, for a message that cannot be decrypted, and for one in the clear, since any sender could
+// have made that. If record is true, it records the message's count, so that the message is accepted
+// only once. The caller passes false before the payload is complete. (E4, E5)
 func (r *Keyring) Published(message Message, payloads int, record bool) Message {
 	sealed, ok := message.(*SealedMessage)
 	if !ok {

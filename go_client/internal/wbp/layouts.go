@@ -14,7 +14,7 @@ const (
 // An acceptance checks whether a worker can accept an announced version, and caches the latest
 // layouts of one model.
 type acceptance struct {
-	accepts  func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
+	mismatch func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
 	bytesMax int64                       // size of the largest version to accept
 	longest  int64                       // size of the largest layout of the registered tensors; 0 if unknown
 	sealed   bool                        // versions must be sealed; otherwise they must be in the clear
@@ -87,7 +87,7 @@ func (c *acceptance) sizeFault(a *Announce) string {
 	case a.LayoutBytes > prefixBytes+layoutMax:
 		return fmt.Sprintf("a layout of %d bytes; this worker accepts at most %d: %s", a.LayoutBytes, layoutMax, raiseHint)
 	case c.longest > 0 && a.LayoutBytes > prefixBytes+c.longest:
-		return fmt.Sprintf("a layout of %d bytes; of this worker's model none has more than %d: do the names of its tensors differ?",
+		return fmt.Sprintf("a layout of %d bytes; layouts of this worker's model have at most %d: do the names of its tensors differ?",
 			a.LayoutBytes, c.longest)
 	}
 	return ""
@@ -126,7 +126,7 @@ func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	case c.accepted[layout.ID]:
 		return "", ""
 	}
-	if text := c.accepts(layout); text != "" {
+	if text := c.mismatch(layout); text != "" {
 		return CodeLayoutMismatch, text
 	}
 	c.accepted[layout.ID] = true

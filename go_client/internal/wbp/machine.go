@@ -8,8 +8,8 @@ import (
 
 // A Model is a WorkerMachine's configuration of one model.
 type Model struct {
-	Accepts func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
-	Bytes   int64                       // expected size of a version, 0 if unknown
+	Mismatch func(layout *Layout) string // returns why a layout cannot be applied; "" if it can
+	Bytes    int64                       // expected size of a version, 0 if unknown
 
 	LayoutBytes int64 // size of the largest layout of the registered tensors, 0 if unknown
 }
@@ -62,8 +62,8 @@ func NewWorkerMachine(id Identity, models map[string]Model, bytesMax int64, timi
 	return m
 }
 
-// withCompanions appends the effect that hands over committed versions that lack no companion, if
-// there are any.
+// withCompanions appends the effect that hands over the committed versions that no longer wait for a
+// companion, if there are any.
 func (m *WorkerMachine) withCompanions(effects []Effect) []Effect {
 	return append(effects, companions{m.followers}.complete()...)
 }

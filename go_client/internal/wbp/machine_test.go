@@ -145,7 +145,7 @@ func (*lying) Release()    {}
 func TestSharedMemory(t *testing.T) {
 	segment := &lying{}
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32)}
-	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
+	models := map[string]Model{"m": {Mismatch: func(*Layout) string { return "" }}}
 	m := NewWorkerMachine(id, models, 100, TimingOf(time.Second, 5*time.Second), func(*Shared, int64) Segment { return segment })
 	shared := &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
 	m.Receive([][]byte{Encode(&Welcome{Epoch: 7, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000, Models: map[string]int64{},
@@ -220,8 +220,8 @@ func TestPlacesAreBounded(t *testing.T) {
 
 // The text of a failure is truncated to the protocol's limit of characters.
 func TestLongReasons(t *testing.T) {
-	s := newFollower("m", Model{Accepts: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
-	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.accepts(nil), 0)[0].(Send)
+	s := newFollower("m", Model{Mismatch: func(*Layout) string { return strings.Repeat("ü", 5000) }}, 1, &Timing{}, nil, nil, false)
+	send := s.fail(Key{1, 1}, CodeApply, s.acceptance.mismatch(nil), 0)[0].(Send)
 	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
 		t.Fatalf("%d characters", got)
 	}
@@ -252,7 +252,7 @@ func TestNothingBeginsWithoutABuffer(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		timing := TimingOf(time.Second, 5*time.Second)
 		openSegment := func(*Shared, int64) Segment { return &lying{} }
-		s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
+		s := newFollower("m", Model{Mismatch: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
 		s.shared = shared
 		taken, err := s.versions.buffers.take(2)
 		if err != nil {
@@ -283,7 +283,7 @@ func TestAnOlderAnnouncementDoesNotReplaceANewerOne(t *testing.T) {
 	}
 	timing := TimingOf(time.Second, 5*time.Second)
 	openSegment := func(*Shared, int64) Segment { return nil }
-	s := newFollower("m", Model{Accepts: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
+	s := newFollower("m", Model{Mismatch: func(*Layout) string { return "" }}, 100, &timing, openSegment, nil, false)
 	defer s.versions.free()
 	announce := func(version int64) *Announce {
 		return &Announce{Model: "m", Epoch: 7, Version: version, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,

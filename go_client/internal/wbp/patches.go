@@ -9,8 +9,8 @@ import (
 // Patches decides whether the worker receives a version of one model as a patch or whole. If a patch
 // is unusable, the worker fetches the whole version instead.
 //
-// A patch builds on exactly the bytes of the running version, which does not change meanwhile. The
-// patch is received into its own memory, and the decoded version must match its digest.
+// A patch builds on exactly the bytes of the running version. It is received into its own memory, so
+// that the running version does not change, and the decoded version must match its digest.
 type Patches struct {
 	model    string
 	versions *versionStore

@@ -38,7 +38,7 @@ func currentReports(model string, versions *versionStore, failure []Effect) []Ef
 	if arrivingVersion != nil && applyingVersion == nil {
 		effects = append(effects, progressReport(model, arrivingVersion))
 	}
-	effects = append(effects, stagedReports(model, versions.all(ready, applying, staged)...)...)
+	effects = append(effects, stagedReports(model, versions.inPhases(ready, applying, staged)...)...)
 	if v := versions.inPhase(running); v != nil {
 		effects = append(effects, appliedReport(model, v))
 	}

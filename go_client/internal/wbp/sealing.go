@@ -25,7 +25,7 @@ const (
 	PurposeMessage Purpose = 3
 )
 
-// A GroupKey is a key that all workers of a publisher share. (E2)
+// A GroupKey is a key that all workers of a publisher share. A nonce consists of a purpose and a number. (E2)
 //
 //	group key ──> id                              names the group key in headers
 //	          ├─> key of messages ──> nonce: PurposeMessage, count
@@ -36,7 +36,7 @@ type GroupKey struct {
 	messages cipher.AEAD
 }
 
-// NewGroupKey returns the GroupKey that key, of 32 bytes, stands for.
+// NewGroupKey returns the GroupKey of a key of 32 bytes.
 func NewGroupKey(key []byte) *GroupKey {
 	k := &GroupKey{secret: mac([]byte("weightbus 1"), key)} // HKDF-Extract
 	k.ID = hex.EncodeToString(k.expand("id")[:8])
@@ -77,7 +77,7 @@ func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
 		return nil
 	}
 	size := int64(len(sealed) - TagBytes)
-	plain, err := k.messages.Open(nil, Nonce(PurposeMessage, count), sealed, numbers(PurposeMessage, count, size))
+	plain, err := k.messages.Open(nil, Nonce(PurposeMessage, count), sealed, encodeNumbers(PurposeMessage, count, size))
 	if err != nil {
 		return nil
 	}
@@ -110,14 +110,14 @@ func (s Subject) Names() []byte {
 
 // Associated returns the associated data that is authenticated with a payload of size bytes. (E3)
 func (s Subject) Associated(purpose Purpose, index, size int64) []byte {
-	return append(s.Names(), numbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
+	return append(s.Names(), encodeNumbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
 }
 
 // Nonce returns a nonce of 12 bytes. Each nonce is used once per key.
-func Nonce(purpose Purpose, index int64) []byte { return numbers(purpose, index) }
+func Nonce(purpose Purpose, index int64) []byte { return encodeNumbers(purpose, index) }
 
-// numbers returns a purpose and further numbers as little-endian bytes.
-func numbers(purpose Purpose, others ...int64) []byte {
+// encodeNumbers returns a purpose and further numbers as little-endian bytes.
+func encodeNumbers(purpose Purpose, others ...int64) []byte {
 	out := make([]byte, 4, 44)
 	binary.LittleEndian.PutUint32(out, uint32(purpose))
 	return appendNumbers(out, others...)
@@ -167,5 +167,5 @@ func (o *Opening) Decrypt(to, payload []byte) (crc uint32, ok bool) {
 	return CRC32C(plain), true
 }
 
-// store makes an Opening a proof.
-func (o *Opening) store(to, payload []byte) (crc uint32, ok bool) { return o.Decrypt(to, payload) }
+// copyTo implements proof: it decrypts payload into `to`.
+func (o *Opening) copyTo(to, payload []byte) (crc uint32, ok bool) { return o.Decrypt(to, payload) }

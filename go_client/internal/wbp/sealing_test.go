@@ -79,7 +79,7 @@ func (v *vault) published(m Message, payload []byte, a *Announce) (Message, []by
 
 func (v *vault) message(header []byte) *SealedMessage {
 	v.count++
-	data := numbers(PurposeMessage, v.count, int64(len(header)))
+	data := encodeNumbers(PurposeMessage, v.count, int64(len(header)))
 	return &SealedMessage{Key: v.group().ID, Count: v.count,
 		Sealed: v.group().messages.Seal(nil, Nonce(PurposeMessage, v.count), header, data)}
 }
@@ -94,7 +94,7 @@ type keyedWorker struct {
 
 func keyedInside(t *testing.T, features ...string) *keyedWorker {
 	id := Identity{Name: "w", Instance: strings.Repeat("0", 32), Keyed: true, Patches: true}
-	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
+	models := map[string]Model{"m": {Mismatch: func(*Layout) string { return "" }}}
 	k := &keyedWorker{NewWorkerMachine(id, models, 1<<20, TimingOf(time.Second, 5*time.Second), nil), t, newVault(1), 0}
 	k.control(k.welcome(features...), nil)
 	return k

@@ -113,8 +113,8 @@ func newWorld(t *testing.T, seed int64) *world {
 	if id.Keyed {
 		w.vault = newVault(0)
 	}
-	accepts := func(*Layout) string { return "" }
-	w.machine = NewWorkerMachine(id, map[string]Model{"m": {Accepts: accepts}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
+	mismatch := func(*Layout) string { return "" }
+	w.machine = NewWorkerMachine(id, map[string]Model{"m": {Mismatch: mismatch}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
 	return w
 }
 
@@ -159,7 +159,7 @@ func (w *world) tick() {
 // check fails the test if a buffer was lost or is in use twice.
 func (w *world) check() {
 	h := w.machine.followers["m"].versions
-	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
+	used, waiting, dropped := len(h.inPhases(arriving, staged, ready, applying)), len(h.inPhases(ready)), w.jobs
 	v := h.inPhase(arriving)
 	if v != nil && v.transfer.job != nil {
 		dropped--
@@ -177,7 +177,7 @@ func (w *world) check() {
 		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", h.buffers.taken, used, waiting,
 			len(w.applying))
 	}
-	for _, begun := range h.all(arriving, staged, ready, applying) {
+	for _, begun := range h.inPhases(arriving, staged, ready, applying) {
 		if begun.lacks != aMemory {
 			w.t.Fatalf("version %v has begun, and lacks a %s", begun.Key, begun.lacks)
 		}

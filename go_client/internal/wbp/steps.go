@@ -224,7 +224,7 @@ type changes struct {
 func (c *changes) bytes() int { return 4*len(c.at) + 2*len(c.values) }
 func (c *changes) clear()     { c.at, c.values = c.at[:0], c.values[:0] }
 
-// A stepDecoder decodes blocks of steps. It reuses its memory from block to block.
+// A stepDecoder decodes blocks of steps (see put). It reuses its memory from block to block.
 type stepDecoder struct {
 	ranks, largeIndices, sizes []uint32
 	steps                      []int32
@@ -343,8 +343,8 @@ func (c *changes) put(base []byte, at uint32, step int32) error {
 	return nil
 }
 
-// A classTable is indexed by the upper 9 bits of an element. It has the class of the element, and
-// two words whose only set bit counts one in the byte of that class.
+// A classTable is indexed by the upper 9 bits of an element. It has the class of the element, and two
+// words with a byte for each class: the byte of the element's class is 1, all others are 0.
 type classTable struct {
 	of   [512]uint8
 	ones [512]struct{ low, high uint64 }

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// States of a chunk.
+// States of a chunk, and what changes them:
 //
-//	missing ──fetch──> requested ──┐
-//	   │                   │       ├──> here
-//	   ├──────push─────────┼───────┤
-//	   └──────lease────────┴─> leased ──damaged, cut off──> missing
+//	missing               a fetch is sent                              requested
+//	missing, requested    the payload arrives in other memory          here
+//	missing, requested    the payload begins to enter the buffer       leased
+//	leased                the payload is complete and valid            here
+//	leased                the payload is damaged or cut off            missing
 //
-// A chunk is leased while its payload is received directly into the buffer. Other copies of a leased
-// chunk are ignored, so that the chunk's memory has only one writer.
+// While a chunk is leased, payloads of it from elsewhere are ignored: its memory has only one writer.
 const (
 	missing byte = iota
 	requested
@@ -44,7 +44,7 @@ func (l *Lease) Room() []byte {
 	return l.view[l.count:]
 }
 
-// Received records that the caller has written n bytes into Room.
+// Received records that the caller has written n bytes into the slice that Room returned.
 func (l *Lease) Received(n int) {
 	if l.owner != nil && l.opening == nil {
 		l.crc = crc32.Update(l.crc, castagnoli, l.view[l.count:l.count+n])
@@ -72,15 +72,15 @@ func (l *Lease) verify(p proof) (crc uint32, valid bool) {
 	return l.crc, p == checksum(l.crc)
 }
 
-// A proof checks a chunk's payload. store also copies or decrypts the payload into `to`.
+// A proof checks a chunk's payload. copyTo also writes the payload, decrypted, into `to` if it is valid.
 type proof interface {
-	store(to, payload []byte) (crc uint32, valid bool)
+	copyTo(to, payload []byte) (crc uint32, valid bool)
 }
 
 // A checksum is the proof of a chunk that is not sealed.
 type checksum uint32
 
-func (c checksum) store(to, payload []byte) (crc uint32, valid bool) {
+func (c checksum) copyTo(to, payload []byte) (crc uint32, valid bool) {
 	if CRC32C(payload) != uint32(c) {
 		return 0, false
 	}
@@ -103,15 +103,15 @@ func (l *Lease) Cancel() {
 // fetched at once. Missing chunks above it may still be pushed, and are fetched after the end
 // message, or when nothing has arrived for a while. At most WindowChunks chunks are requested at a
 // time. If no chunk arrives within the retry delay, all requested chunks become missing, and the
-// delay doubles until a chunk arrives. The publisher answers fetches and pings in order: until it
-// answers a ping that was sent after a fetch, the fetched chunks may be on their way.
+// delay doubles until a chunk arrives. The publisher answers fetches and pings in order: as long as it
+// has not answered a ping that was sent after a fetch, the requested chunks may be on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
 	Buffer   []byte
 	Key      Key
-	Here     int64  // index64 of chunks that have arrived
-	Restarts int    // index64 of digest mismatches
+	Here     int64  // number of chunks that have arrived
+	Restarts int    // number of digest mismatches
 	Digest   string // from the end message; empty before
 
 	patch     *PatchOffer   // the patch that is received; nil: the whole version
@@ -119,15 +119,15 @@ type Transfer struct {
 	job       *Patching     // while the patch is being decoded
 	took      time.Duration // time to decode the patch, once decoded
 	unpatched string        // the reason why no offered patch is received
-	timeouts  int           // index64 of timeouts in a row on the same connection
+	timeouts  int           // number of timeouts in a row on the same connection
 
 	reportedAt time.Duration // when progress was last reported
 
 	plan           Plan
 	states         []byte
 	crcs           []uint32
-	damaged        int // index64 of damaged chunks
-	requestedCount int // index64 of chunks in state requested
+	damaged        int // number of damaged chunks
+	requestedCount int // number of chunks in state requested
 	cursor         int // no chunk with a lower index is missing
 	pushedEnd      int // all chunks with a lower index were pushed; some may have been lost
 	leases         []*Lease
@@ -141,8 +141,8 @@ type Transfer struct {
 	arrival        State // a state of arrivingTable
 }
 
-// newTransfer returns a transfer of a whole version into a buffer of its size. If the announcement
-// offers patches, why is the reason why none is received.
+// newTransfer returns a transfer of a whole version into a buffer of its size. why is the reason that
+// none of the offered patches is received; "" if none was offered.
 func newTransfer(announce *Announce, layout *Layout, buffer []byte, why string, now time.Duration, timing *Timing) *Transfer {
 	t := receive(announce, layout, buffer, now, timing)
 	t.unpatched = truncate(why, LabelMax)
@@ -216,14 +216,14 @@ func (t *Transfer) add(index64 int64, p proof, payload []byte, lease *Lease, now
 	return true
 }
 
-// copy stores a payload that is in other memory. sound is false if the chunk is not wanted or not valid.
+// copy stores a payload that is in other memory. valid is false if the chunk is not wanted or not valid.
 func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, valid bool) {
 	if state := t.states[index]; state == here || state == leased || len(payload) == 0 {
 		return 0, false
 	}
 	begin, end := t.plan.Span(int64(index))
 	if int64(len(payload)) == end-begin {
-		crc, valid = p.store(t.Buffer[begin:end], payload)
+		crc, valid = p.copyTo(t.Buffer[begin:end], payload)
 	}
 	if !valid {
 		t.reject(index)

@@ -89,8 +89,8 @@ func (s *versionStore) inPhase(phase State) *versionEntry {
 	return nil
 }
 
-// all returns the versions in any of these phases.
-func (s *versionStore) all(phases ...State) []*versionEntry {
+// inPhases returns the versions in any of these phases.
+func (s *versionStore) inPhases(phases ...State) []*versionEntry {
 	var found []*versionEntry
 	for _, phase := range phases {
 		for _, v := range s.live {
@@ -104,7 +104,7 @@ func (s *versionStore) all(phases ...State) []*versionEntry {
 
 // find returns the version with this key, or nil if it is in none of these phases.
 func (s *versionStore) find(key Key, phases ...State) *versionEntry {
-	for _, v := range s.all(phases...) {
+	for _, v := range s.inPhases(phases...) {
 		if v.Key == key {
 			return v
 		}
@@ -131,7 +131,7 @@ func (s *versionStore) waiting() *versionEntry {
 
 // hasReadyOrRunning reports whether the version with this key or a newer one is ready or runs.
 func (s *versionStore) hasReadyOrRunning(key Key) bool {
-	for _, v := range s.all(ready, running) {
+	for _, v := range s.inPhases(ready, running) {
 		if !key.Newer(v.Key) {
 			return true
 		}
@@ -142,7 +142,7 @@ func (s *versionStore) hasReadyOrRunning(key Key) bool {
 // newest returns the key of the newest complete version; zero if no version is complete.
 func (s *versionStore) newest() Key {
 	var newest Key
-	for _, v := range s.all(staged, ready, applying, running) {
+	for _, v := range s.inPhases(staged, ready, applying, running) {
 		if v.Newer(newest) {
 			newest = v.Key
 		}
@@ -183,7 +183,7 @@ func (s *versionStore) takeMemory(v *versionEntry) (bool, error) {
 // other epochs that are not ready yet. It requests the arriving version again, since the requests of
 // the previous session will not be answered. (W28)
 func (s *versionStore) reconnected(epoch int64, now time.Duration) {
-	for _, v := range s.all(announced, arriving, staged) {
+	for _, v := range s.inPhases(announced, arriving, staged) {
 		if v.phase == announced || v.Epoch != epoch {
 			s.move(v, fenced)
 		} else if v.phase == arriving {
@@ -312,7 +312,7 @@ func (s *versionStore) release(t *Transfer) {
 
 // free releases all memory to the system. No version may be used afterwards.
 func (s *versionStore) free() {
-	for _, v := range s.all(arriving, staged, ready, applying) {
+	for _, v := range s.inPhases(arriving, staged, ready, applying) {
 		s.move(v, newer)
 	}
 	s.setPatchBase(nil, nil)

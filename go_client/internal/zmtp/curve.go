@@ -37,7 +37,7 @@ const (
 	denied      = "\x03400" // body of ERROR if the server does not allow the client's key (ZAP)
 )
 
-// innerFlags maps the flags of a plain frame to those inside a CURVE message; outer is the reverse.
+// innerFlags maps the flags of a plain frame to those inside a CURVE message; outerFlags maps them back.
 var innerFlags, outerFlags = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
 
 // A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is a text that is

@@ -79,8 +79,8 @@ func (c *Connection) expectBytes(fd, n int) {
 	}
 }
 
-// readAvailable makes the reader read the part of a payload that is available, or its next packet, so
-// that the lease shows the progress of a payload on a slow link.
+// readAvailable makes the reader read what has arrived of a payload, or else the payload's next packet,
+// so that the lease shows the progress of a payload on a slow link.
 func (c *Connection) readAvailable() {
 	if c.expect > 1 { // otherwise the reader is woken for each packet anyway
 		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // this wakes the reader

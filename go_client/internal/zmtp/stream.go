@@ -81,7 +81,7 @@ const (
 //
 //	greeting (64 bytes) ──> READY ──> messages and commands
 //
-//	a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
+//	a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 not the last frame, 2 size of 8 bytes, 4 command
 //	          │ flags │ size, 1 or 8 │    body     │
 //	          └───────┴──────────────┴──── ··· ────┘
 //
@@ -296,9 +296,9 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 }
 
 // frameSize returns the length of a frame, or an error if the length exceeds its limit.
-func (s *Stream) frameSize(flags byte, digits []byte) (int, error) {
+func (s *Stream) frameSize(flags byte, raw []byte) (int, error) {
 	var size uint64
-	for _, digit := range digits {
+	for _, digit := range raw {
 		size = size<<8 | uint64(digit)
 	}
 	most := s.limits.Header

@@ -58,7 +58,7 @@ final class Handle {
       throw new WeightbusException("closed", what + " is closed");
     }
     if (only != null && only != Thread.currentThread()) {
-      throw new WeightbusException("invalid", what + " is for the thread that got it");
+      throw new WeightbusException("invalid", what + " may be used only by the thread that got it");
     }
     users++;
     return pointer;

@@ -2,7 +2,7 @@ package io.github.weightbus;
 
 import com.sun.jna.Pointer;
 
-/** Keeps a model unchanged until this is closed, by the thread that created it. */
+/** Keeps a model unchanged until the thread that created this reading closes it. */
 public final class Reading implements AutoCloseable {
   private final Model model; // keeps the model's memory reachable
   private final Thread thread = Thread.currentThread();
@@ -40,7 +40,7 @@ public final class Reading implements AutoCloseable {
   public void close() {
     if (Thread.currentThread() != thread) {
       throw new WeightbusException(
-          "invalid", "a reading is closed by the thread that asked for it");
+          "invalid", "close a reading in the thread that created it");
     }
     if (raw != null) {
       Lib.LIB.wb_read_end(raw);
