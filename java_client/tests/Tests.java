@@ -23,8 +23,8 @@ import java.util.stream.Stream;
 
 /**
  * Tests the Java layer against a real publisher: ../c_client/tests/serve.py runs this class, and
- * publishes what the class requests on standard output. A version has "w" of a given shape and "b", a
- * scalar; all of its bytes are equal. Each case has models and workers of its own.
+ * publishes what the class requests on standard output. A version has "w" of a given shape and the
+ * scalar "b"; all of its bytes are equal. Each case has models and workers of its own.
  */
 final class Tests {
   private static final Duration LONG = Duration.ofSeconds(60); // on a busy machine

@@ -8,8 +8,8 @@ import { atOnce, pieces } from "./slices.js";
 /**
  * Return the CRC-32C of `bytes`. To continue a checksum, pass that of the preceding bytes as `crc`.
  *
- * The library is pinned to 1.10.7, which hashes 27 GB/s on x64. Version 1.10.8 no longer inlines
- * the CPU's instruction and hashes 7 GB/s: a third of the whole cost of receiving.
+ * The library is pinned to 1.10.7, which hashes 27 GB/s on x64. Release 1.10.8 no longer inlines
+ * the CPU's instruction and hashes 7 GB/s, which takes a third of the whole time of receiving.
  */
 export function crc32c(bytes: Uint8Array, crc = 0): number {
   return native(bytes as Buffer, crc);

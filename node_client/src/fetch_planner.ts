@@ -29,8 +29,8 @@ export class FetchPlanner {
   }
 
   /**
-   * Handle the key of a version that a message, such as a beacon, names. If the version is new,
-   * request the latest version.
+   * Handle the key of a version, from a beacon or another message. If the key is new, request the
+   * latest version.
    */
   noteLatest(key: Key, now: number): Effect[] {
     const { versions } = this; // W4, W15, W26

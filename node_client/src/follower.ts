@@ -39,7 +39,7 @@ export class Follower {
   readonly planner: FetchPlanner;
   readonly patches: Patches;
   readonly #acceptance: Acceptance;
-  #epoch = 0; // the latest epoch of whose versions bytes were written into the model
+  #epoch = 0; // the latest epoch whose versions were written into the model, even in part
   #tornApplies = 0; // number of consecutive applies that failed half-way; above 0, no version runs
   #failed: Failed | null = null; // the last failure, until another version starts to arrive
 

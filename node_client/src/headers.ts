@@ -3,8 +3,8 @@
  * [payload]...`; only published messages have a topic.
  *
  * A header is one JSON object, `{"wbp":1,"type":"announce",...}`. Decoding checks all values, so
- * the machine never gets a value out of bounds. Unknown fields are ignored, so that later versions
- * of the protocol can add fields.
+ * the machine never gets a value out of bounds. Unknown fields are ignored, so that the
+ * protocol can get more fields.
  */
 
 import { ProtocolError } from "./errors.js";

@@ -67,7 +67,7 @@ export class Keyring {
     this.#keep(GROUP_KEYS_MAX);
   }
 
-  /** Drop expired keys. Return whether an unknown key was needed since the last call of `asked`. */
+  /** Drop expired keys. Return whether an unknown key was needed since the last `noteHelloSent`. */
   lacks(now: number): boolean {
     if (now >= this.#oldKeysExpireAt) {
       this.#oldKeysExpireAt = Number.POSITIVE_INFINITY;
@@ -77,7 +77,7 @@ export class Keyring {
   }
 
   /** Record that a hello was sent. Its answer, `welcome`, has the current keys. */
-  asked(): void {
+  noteHelloSent(): void {
     this.#keyMissing = false;
   }
 
@@ -102,7 +102,7 @@ export class Keyring {
   }
 
   /**
-   * Decrypt the payload of an announcement, a layout or a whole version, in place, and return it.
+   * Decrypt in place, and return, the payload of an announcement: a layout or a whole version.
    *
    * For a layout that is not authentic, return null. For a version that is not authentic, return an
    * empty array, which counts as a damaged chunk, so that the version is fetched.

@@ -198,7 +198,7 @@ function checkPair(keys: WorkerKeys, where: string): WorkerKeys {
   );
 }
 
-/** Return the number that each five characters of a key stand for. */
+/** Return, for each five characters of a key, the number that they stand for. */
 function valuesOf(key: string): number[] {
   const groups = key.match(/.{5}/g) ?? [];
   return groups.map((five) => [...five].reduce((sum, c) => sum * 85 + DIGITS.indexOf(c), 0));

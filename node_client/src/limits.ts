@@ -15,7 +15,7 @@ export const NAMES_GUARANTEED = 2 ** 14;
 /** The memory in bytes that is estimated for one name of a layout and all that is stored for it. */
 export const NAME_COST = 512;
 export const LAYOUTS_KEPT = 4; // per model, so that alternating layouts are not sent again
-export const LAYOUTS_BYTES_KEPT = 2 ** 22; // of a model's layouts, unless the last is larger; parsed, tenfold
+export const LAYOUTS_BYTES_KEPT = 2 ** 22; // of a model's layouts, or the last alone; parsed, ten times as much
 
 export const CONNECT_MS = 3_000; // per attempt; the kernel sends SYN again after 1 s and after 3 s
 export const LINGER_MS = 200; // for sending queued messages on closing, such as `bye`

@@ -289,7 +289,7 @@ export class WorkerMachine {
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
     this.#helloAt = now; // W1
-    this.keyring?.asked();
+    this.keyring?.noteHelloSent();
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
     for (const [model, follower] of this.followers) models.set(model, follower.running);

@@ -46,8 +46,8 @@ export class Route {
   }
 
   /**
-   * Move on to the next address. Return how long to wait before it is dialled: 0, but after each
-   * round in which all addresses have failed, a pause.
+   * Move on to the next address. Return how long to wait before it is dialled: a pause after each
+   * round in which all addresses have failed, otherwise 0.
    *
    * A session that ends at once counts as a failure, too: otherwise a publisher that closes every
    * connection would be dialled without a pause.

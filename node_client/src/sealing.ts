@@ -53,7 +53,7 @@ export class GroupKey {
     this.messageKey = this.#derived("messages");
   }
 
-  /** Return the key that encrypts the chunks of a version, given the version's `namesOf`. */
+  /** Return the key that encrypts the chunks of a version, given what `namesOf` returns for it. */
   versionKey(names: Uint8Array): Buffer {
     return this.#derived(Buffer.concat([Buffer.from("version"), names]));
   }

@@ -58,7 +58,7 @@ export class Buffers {
   #nbytes = 0; // the size of each free buffer: that of the version started last
   #taken = 0;
 
-  /** Allocate the first buffer. Return null if `nbytes` is 0, if a buffer exists, or without memory. */
+  /** Allocate the first buffer. Return null if `nbytes` is 0, a buffer exists, or memory is short. */
   preallocate(nbytes: number): Uint8Array | null {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {

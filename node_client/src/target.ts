@@ -13,7 +13,7 @@ const LAYOUT_SLACK_BYTES = 2 ** 20;
 const DIFFERENCE_LINES_MAX = 20; // in an error text
 const AT_ONCE_BYTES = 2 ** 23; // copied in 1 to 2 ms; a larger version is written in slices
 const PIECE_BYTES = 2 ** 20;
-const CAST_COST = 8; // the time to convert a byte, in terms of the time to copy it, is at most this
+const CAST_COST = 8; // converting a byte takes at most this many times as long as copying it
 
 /** Tensors by name; a typed array is a tensor of one dimension. */
 export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
@@ -113,7 +113,7 @@ export class RegisteredTarget implements Target {
     this.layoutBytesMax = tolerance.strict ? this.#layoutBytesMax(nbytes) : LAYOUT_BYTES_MAX;
   }
 
-  /** Return a bound of the JSON's bytes in a layout of these tensors, whose data has `nbytes` bytes. */
+  /** Return the most bytes of JSON in a layout of these tensors; their data has `nbytes` bytes. */
   #layoutBytesMax(nbytes: number): number {
     let bound = LAYOUT_SLACK_BYTES;
     for (const [name, { dtype, shape }] of this.#tensors) {

@@ -31,8 +31,8 @@ const NOTHING = Buffer.alloc(0);
 const MECHANISM = "NULL";
 /** How the greeting of every ZMTP peer begins. */
 export const SIGNATURE = Buffer.from("ff00000000000000007f", "hex");
-// Signature and version. The rest of the greeting, with the security mechanism, is sent once the
-// peer's is known: libzmq closes a connection with another mechanism before it sends its own.
+// Signature and version. The rest of the greeting, with the mechanism, is sent once the peer's
+// mechanism is known: if the two differ, libzmq closes the connection before it sends its own.
 const GREETING = Buffer.concat([SIGNATURE, Buffer.from([3, 0])]);
 const GREETING_REST = Buffer.from(MECHANISM.padEnd(20 + 32, "\0"), "latin1");
 

@@ -39,8 +39,7 @@ public final class Reading implements AutoCloseable {
   @Override
   public void close() {
     if (Thread.currentThread() != thread) {
-      throw new WeightbusException(
-          "invalid", "close a reading in the thread that created it");
+      throw new WeightbusException("invalid", "close a reading in the thread that created it");
     }
     if (raw != null) {
       Lib.LIB.wb_read_end(raw);

@@ -16,7 +16,7 @@ import java.util.TreeMap;
  * @param nbytes the size in bytes
  * @param digest the digest, as reported to the publisher; "" for a version from shared memory
  * @param took the duration of the copy
- * @param snapshot the snapshot, to be closed, of a model received as snapshots; otherwise null
+ * @param snapshot the snapshot, which you close, of a model received as snapshots; otherwise null
  * @param metadata the publisher's texts by name, such as a step or a reward
  */
 public record Update(String model, long epoch, long version, long nbytes, String digest,
