@@ -1,4 +1,4 @@
-"""Divides bytes into chunks of one size (the last may be smaller), and records which arrived.
+"""Divides bytes into chunks of one size (the last may be smaller), and records which have arrived.
 
 In a relay, the worker and the publisher share one record (`Chunks`): the worker updates the record
 as chunks arrive, and the publisher reads it and adds checksums. So a relay can send chunks from a

@@ -1,11 +1,11 @@
 """Cuts the chunks of a version to the bytes that one worker needs. (docs/protocol/parts.md)
 
-Such a worker receives a *part* of a model: slices of its tensors. The bytes of a chunk that belong
+A worker may need only a *part* of a model: slices of its tensors. The bytes of a chunk that belong
 to the part are the chunk's *piece*, and are contiguous in the memory of the part. The publisher
 sends the piece alone, with the checksum of the chunk's other bytes. From both, the worker computes
-the checksum of the whole chunk, since CRC-32C is linear: the checksum of a chunk is the XOR of
-three checksums, that of the chunk with zeros in place of the other bytes, that with zeros in place
-of the piece, and that of only zeros.
+the checksum of the whole chunk. This works since CRC-32C is linear: the checksum of a chunk is the
+XOR of three checksums: of the chunk with zeros in place of the other bytes, of the chunk with zeros
+in place of the piece, and of zeros alone.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Limits how long work in steps, and the wait for the publisher's thread, may take."""
+"""Limits the time that work in steps, or a wait for the publisher's thread, may take."""
 
 import time
 from concurrent.futures import TimeoutError as FutureTimeout

@@ -4,13 +4,13 @@ Epochs order publishers by their start. A publisher's first epoch is the wall-cl
 start, which may be wrong. But a duration that one host measures is right. So a publisher sends
 workers its age, and a worker sends other publishers the present age of the publisher whose weights
 it runs. A publisher that is younger than this age started later, even if its clock differs, and may
-move to a later epoch. Each age is measured before it is sent, so a delay only makes a publisher
-look younger than it is, which is less proof.
+move to a later epoch. Each age is measured before it is sent. So a delay can hide that a publisher
+started later, but never prove it falsely.
 
-An outdated publisher cannot move to a later epoch in this way, since it is older.
+An outdated publisher is older, so it cannot move to a later epoch in this way.
 
 A worker may send any value. So a hello can raise an epoch only by as much as wrong clocks can
-explain, and each time only after a longer pause.
+explain, and the pause before the next raise is longer each time.
 """
 
 import math

@@ -8,7 +8,7 @@ WeightBusError
     UnknownWorkerError          a publish names a worker that has never joined
     WorkersMissingError         not enough workers joined in time
     DeadlineError               the weights were not copied in time; nothing was published
-    PublishError                a publish did not meet its requirement; has the receipt
+    PublishError                a publish did not meet its requirement; `receipt` says why
     RefusedError                the publisher does not serve this worker
     ApplyError                  a version could not be applied; the previous one still runs
         TornError               an apply failed half-way; no version runs until the next is applied

@@ -1,11 +1,11 @@
 """Decodes the messages between observers and publishers, with the roster's changes in pages.
 
-An observer is not a worker. An observer sends `observe` repeatedly, and each answer has the changes
-since the previous answer: rows of models, rows of workers, and events. A page fits into a header.
-Times are sent as ages in milliseconds, so that clocks need not agree.
+An observer is not a worker. An observer sends `observe` repeatedly, and each answer, a *page*, has
+changes since the previous answer: rows of models, rows of workers, and events. A page fits into a
+header. Times are sent as ages in milliseconds, so that clocks need not agree.
 
     observer              publisher              worker
-    verify(worker) ──────> check ───────────────> sums its present weights
+    verify(worker) ──────> check ───────────────> computes checksums of its weights
     verified <──────────── compares <──────────── checked
 """
 

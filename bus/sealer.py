@@ -1,8 +1,8 @@
 """Encrypts ("seals") a publisher's data: each chunk and layout once, for all workers. (E2 to E5)
 
 Versions in shared memory are not encrypted, since workers of this host copy them. The encrypted
-bytes of a version are in separate memory of the same size, from the time when the version's first
-chunk is sent until the version is released.
+bytes of a version are in separate memory of the same size: from when the version's first chunk is
+sent until the version is released.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""Records of a worker's versions: staged ones, and the copying, decoding or fetching of others."""
+"""Records of a worker's versions: those staged, and those being copied, decoded or fetched."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -33,5 +33,5 @@ class TokenBucket:
         self.spent = max(0.0, self.spent - count)
 
     def is_full(self, now: float) -> bool:
-        """True if the bucket is full like a new bucket, and so can be dropped."""
+        """True if the bucket is full: it then equals a new bucket, so its record can be deleted."""
         return (now - self.at) * self.rate.per_second >= self.spent

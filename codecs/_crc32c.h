@@ -1,17 +1,17 @@
 /* Computes CRC-32C (Castagnoli), alone or while copying, in one pass over the bytes, without Python.
  *
- * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes can be
- * folded onto a block D bits further on by multiplying it by x^D modulo P. Carry-less
- * multiplication does this for 64 bits at a time: several accumulators run over the data, each is
- * folded past the others onto the next bytes, and crc32q reduces them at the end. (V. Gopal et al.,
- * "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.) Copying
- * and hashing take hardly longer than reading, since both wait for memory.
+ * Theory of operation. A CRC is a remainder of polynomials over GF(2), so a block of bytes times x^D
+ * modulo P can be added to the bytes D bits further on: this *folds* the block. Carry-less
+ * multiplication folds 64 bits at a time. Several accumulators run over the data, and each is folded
+ * past the others onto the next bytes. At the end, crc32q reduces them. (V. Gopal et al., "Fast CRC
+ * Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.) To copy and hash
+ * takes hardly longer than to read, since both wait for memory.
  *
  * Each instruction set has one function `wb_fold_*`; `wb_choose` lists those that the processor
  * supports. If `to` is null, nothing is copied. Otherwise each byte of `from` is read only once, or
  * is hashed in `to` after the copy. So the CRC is always that of the bytes in `to`, even if a
- * trainer writes to `from` during the copy. `stream` makes the stores bypass the caches. It is for
- * blocks that are larger than the caches and that this core will not read soon.
+ * trainer writes to `from` during the copy. `stream` makes the stores bypass the caches: for
+ * blocks that are larger than the caches, and that this core will not read soon.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 """Copies many tensors, pair by pair, and prepares this once for repeated copies.
 
-A call of numpy or torch takes longer than copying a small tensor. So pairs of tensors that are both
-plain memory are copied as memory. Other pairs are copied by numpy, or by torch in few calls.
+A call of numpy or torch takes longer than the copy of a small tensor. So pairs of tensors that are
+both plain memory are copied as memory. Other pairs are copied by numpy, or by torch in few calls.
 
 Tensors on a CUDA device are copied asynchronously, at the speed of the link (`device_copies`).
 

@@ -3,8 +3,8 @@
 Theory of operation: each copy takes microseconds to start, so small tensors are transferred
 together. Adjacent small tensors of a data section form a *batch*: a few kernels on the device
 gather (or scatter) them, and one copy transfers the batch through a staging buffer on the device
-(the *stage*). It has two halves: one is filled while the other is transferred. Large tensors are
-transferred alone.
+(the *stage*). The stage has two halves: one is filled while the other is transferred. Large tensors
+are transferred alone.
 
     out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
     in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
@@ -13,8 +13,8 @@ All copies run on two streams of this module, after all earlier work of the call
 work of that stream waits on the device for the end of the copies, so the caller may write to the
 tensors at once. The host waits only in `Arriving.wait`.
 
-With a *mirror*, copies out of the device first make a second copy on the device. The caller's
-stream then waits only for the second copy, which can be transferred at any later time.
+With a *mirror* (a second copy on the device), copies out of the device fill the mirror first. The
+caller's stream then waits only for that, and the mirror can be transferred at any later time.
 """
 
 import threading

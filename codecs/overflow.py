@@ -5,9 +5,9 @@ A float32 value of 1e5 is infinite in float16. The framework decides what such a
 values, in the same way for all dtypes.
 
 The search must be cheap compared with the conversion. So it scans the data section, where tensors
-of one dtype are adjacent. The least and the greatest element of a range show whether values must be
-counted at all; torch finds both with all of its threads. Without torch, bit patterns are compared:
-without the sign bit, they are ordered like the magnitudes.
+of one dtype are adjacent. The least and the greatest element of a dtype show whether values must be
+counted at all; torch finds both with all of its threads. Without torch, bit patterns are compared
+without their sign bit: they are ordered like the magnitudes.
 """
 
 import math
@@ -274,5 +274,5 @@ def sentence(found: LostValues) -> str:
         most = f"{_bits(dtype).greatest:.6g}"
         shown.append(f"{printable(name, NAME_SHOWN)}: {values} beyond {dtype} (at most {most})")
     more = len(found) - len(shown)
-    shown += [f"and so in {more} more tensor{'s' if more > 1 else ''}"] if more else []
+    shown += [f"and likewise in {more} more tensor{'s' if more > 1 else ''}"] if more else []
     return "; ".join(shown)

@@ -3,9 +3,9 @@
 A source is an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
 torch tensors, numpy arrays, and arrays that numpy can view (`__array__`): those of JAX, TensorFlow,
 Keras and Flax. Nested keys are joined with dots. If several names have the same elements (tied
-weights), the name that comes first in the source is kept, and the other names become aliases, as
-readers of a file expect (`model.embed_tokens.weight`, not `lm_head.weight`). Views that overlap
-without being equal are sent separately.
+weights), the name that comes first in the source is kept, and the other names become aliases.
+Programs that read a checkpoint expect this first name: `model.embed_tokens.weight`, not
+`lm_head.weight`. Views that overlap without being equal are sent separately.
 """
 
 import sys
@@ -202,20 +202,20 @@ def state_of(source: object, form: Form | None = None) -> State:
             raise StateError(
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
-    return described(leaves, lambda name: identity(leaves[name]), outline)
+    return state_of_tensors(leaves, lambda name: identity(leaves[name]), outline)
 
 
-def described(
+def state_of_tensors(
     leaves: Mapping[str, Leaf],
-    same: Callable[[str], Hashable | None],
+    identity_of: Callable[[str], Hashable | None],
     outline: Outline | None = None,
 ) -> State:
     """Return the state of named tensors.
 
     Args:
         leaves: The tensors, in the order of the source.
-        same: Returns, for a name, a key that is equal for all names of one tensor. None: the tensor
-            has no elements.
+        identity_of: Returns, for a name, a key that is equal for all names of one tensor; None if
+            the tensor has no elements.
         outline: The outline of the source, if there is one.
 
     Raises:
@@ -224,7 +224,7 @@ def described(
     unique: dict[str, Leaf] = {}
     aliases: dict[str, str] = {}
     signatures = {name: signature(name, leaves[name]) for name in sorted(leaves)}
-    identities = {name: same(name) for name in leaves}
+    identities = {name: identity_of(name) for name in leaves}
     kept: dict[Hashable | None, str] = {}
     for name, key in identities.items():
         kept.setdefault(key, name)

@@ -1,11 +1,11 @@
 """Matches tied tensors of a version and a target, and finds tensors that overlap in part.
 
 A tied tensor may be published under all of its names or under one (a checkpoint omits
-`lm_head.weight` if it is `embed_tokens.weight`), and a target may have it under one or several
-names. So names are compared by their tensors. A published tensor has *arrived* if the target has
-the tensor under any of its published names. A tensor of the target is *filled* if any of its names
-in the target is published. Two tensors of a target that overlap in part cannot both have their
-published values, so they are refused.
+`lm_head.weight` if that is the same tensor as `embed_tokens.weight`), and a target may have it
+under one or several names. So names are compared by their tensors. A published tensor has *arrived*
+if the target has the tensor under any of its published names. A tensor of the target is *filled* if
+any of its names in the target is published. Two tensors of a target that overlap in part cannot
+both have their published values, so they are refused.
 """
 
 from collections.abc import Hashable, Iterator, Mapping

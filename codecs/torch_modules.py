@@ -1,4 +1,4 @@
-"""Finds the tensors of torch modules that are published, and those that a version can write to.
+"""Finds the tensors of a torch module: those to publish, and those that a version can write to.
 
 Extra state is the value of `get_extra_state()`. TorchRL's weight-sync schemes send the extra state
 of every submodule. Extra state that is a tensor has the name `<path>._extra_state`. If it is a
@@ -206,8 +206,8 @@ def shards_fault(module: nn.Module) -> str | None:
     if path is None:
         return None
     return (
-        f"{path or 'the module'}: sharded by FullyShardedDataParallel, so that no rank has all of "
-        f"it: {GATHER}. A worker gives a module that is not sharded, or a mapping"
+        f"{path or 'the module'}: sharded by FullyShardedDataParallel, so no rank has all of it: "
+        f"{GATHER}. On a worker, pass a module that is not sharded, or a mapping"
     )
 
 

@@ -1,4 +1,4 @@
-"""Handles modules whose tensors between two forward passes are not those that they compute with.
+"""Handles modules that compute with other tensors than they have between two forward passes.
 
 accelerate can offload a module (`cpu_offload`, `disk_offload`, a `device_map`): its tensors are on
 the meta device, and a hook fetches their values from a mapping before each pass. FSDP2 gathers

@@ -3,8 +3,8 @@
 Theory of operation: `mremap` moves pages within a process by writing only their page tables. This
 takes 0.6 ms for a GiB if whole tables (2 MiB) move. Three moves, through a spare mapping, exchange
 the contents of two arrays. No move unmaps its source (MREMAP_DONTUNMAP), since another thread could
-map other memory into the hole. A failed move may leave a hole for a moment, which is filled
-immediately. If another thread has mapped memory there first, the process aborts. If only the spare
+map other memory into the hole. A failed move may leave a hole, which this module fills immediately.
+If another thread has mapped memory into the hole meanwhile, the process aborts. If only the spare
 mapping is lost, the process continues without exchanges.
 """
 

@@ -1,26 +1,26 @@
 """Segments: memory that workers on the same host read directly (the shared-memory transport).
 
 A publisher's snapshots are in a `memfd`: memory with a file descriptor but no name. A worker of the
-same user opens this file read-only, as `/proc/<pid>/fd/<fd>`. A worker that finds the announced
-token in this file is on the publisher's host. No cleanup is needed: the kernel frees the memory
-when the last process that maps the file has ended, even if it was killed.
+same user opens this memory read-only, as the file `/proc/<pid>/fd/<fd>`. A worker that finds the
+announced token in the file is on the publisher's host. No cleanup is needed: the kernel frees the
+memory when the last process that maps the file has ended, even if it was killed.
 
     0       8       24      32        40       48              4096
     ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
     │ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
     └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
-                      u64     u64       u64: of the model's id (all little-endian)
+                      u64     u64       u64: length of the model's id (all little-endian)
 
-There may be a second copy of the data section in the memory of a CUDA device. Then a note at offset
-256 contains the location of that copy (`codecs/device_memory.py`). A second stamp at offset 512,
-with the same layout as the first stamp, names the version of that copy. Until a worker requests the
-bytes in the segment, only the second copy is made, and only the second stamp is set.
+The *stamp* (epoch, version, model) names the content of the data section, and is zero while the
+segment is being filled. There may be a second copy of the data section in the memory of a CUDA
+device. Then a note at offset 256 contains the location of that copy (`codecs/device_memory.py`). A
+second stamp at offset 512, with the same fields, names the version of that copy. Until a worker
+requests the bytes in the segment, only the second copy is made, and only the second stamp is set.
 
 No torn read is possible: the publisher fills a segment under an exclusive `flock`, a worker copies
 under a shared `flock`, and neither waits for the other. A segment that a worker has locked is not
 overwritten, even if the worker is stopped in the middle of its copy. The kernel releases the lock
-of a worker that dies. The stamp (epoch, version, model) names the content, and is zero while the
-segment is being filled. A worker that finds another stamp than the announced one is too late, and
+of a worker that dies. A worker that finds another stamp than the announced one is too late, and
 fetches the latest version.
 """
 

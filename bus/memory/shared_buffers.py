@@ -1,8 +1,8 @@
 """Allocates a relay's buffers: segments, from which workers on its host copy whole versions.
 
-The relay fills a buffer while a version arrives. So the segment is locked and has no stamp from the
-time when the version gets the buffer (`SharedBuffers.claim`) until the version is whole
-(`Segment.release`). A buffer that another process is copying from cannot be claimed.
+The relay fills a buffer while a version arrives. So until the version is whole, the buffer's
+segment is locked and has no stamp (`segment.py`): from `SharedBuffers.claim` to `Segment.release`.
+A buffer that another process is copying from cannot be claimed.
 """
 
 import time

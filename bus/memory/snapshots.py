@@ -8,31 +8,32 @@ state; all other code reads this property.
     free         the pool                             `Pool.take`              held
     held         the thread that fills the block,     `make_reclaimable`       reclaimable
                  then the publisher's machine         `release`                draining
-    reclaimable  no thread: the first that calls      `take_back` (machine)    held
+    reclaimable  none                                 `take_back` (machine)    held
                                                       `reclaim` (next publish) draining
     draining     sockets that still send from it      the last one finishes    free
-    kept         keepers, such as the disk's writer   the last `let_go`        as without keepers
+    kept         keepers, such as the disk's writer   the last `let_go`        (see below)
 
 Three facts determine the state, all under the pool's lock: the snapshot's phase (`PHASES`), which
 says whether the bytes belong to a version; the number of keepers; and a weak reference, which says
-whether a socket still has a view of the bytes. While a block is kept, the phase of its snapshot may
-change. The table does not show workers on this host: such a worker may still copy from a block that
-is free here. It holds a file lock meanwhile, and `MemoryBlock.claim` returns False while that lock
-is held.
+whether a socket still has a view of the bytes. A reclaimable block goes to the first caller of
+`take_back` or `reclaim`. While a block is kept, the phase of its snapshot may change; after the
+last `let_go`, phase and sockets alone determine the state. The table does not show workers on this
+host: such a worker may still copy from a block that is free here. Meanwhile it holds a file lock,
+and `MemoryBlock.claim` returns False.
 
-The publisher's machine records a phase of each version (`publisher/phases.py`). Only
-`Snapshot.take_back` connects that phase with the state of a block: if it returns False, the block
-was reclaimed, and the version is *overwritten*.
+The publisher's machine records another phase, that of each *version* (`publisher/phases.py`). The
+two phases meet only in `Snapshot.take_back`: if it returns False, the block was reclaimed, and the
+version is *overwritten*.
 
 `Pool.take` returns a free block, the reclaimable block, or a new block, without waiting for another
-thread. Only if the maximum number of blocks is in use, `take` asks the machine to evict a version,
-and waits until that version's block is free.
+thread. If the maximum number of blocks is in use, `take` asks the machine to evict a version, and
+waits until that version's block is free.
 
 In a steady state one block is enough: once every worker has its version, the next version
 overwrites the block. If a worker is still receiving the old version, the next version goes into
-another block. There are at most three blocks, not counting those that are kept. Messages queued in
-sockets refer to a snapshot weakly, and a socket copies the unsent part of a partly sent message
-once its snapshot is released. So each block can be reclaimed soon.
+another block. There are at most three blocks, not counting those that are kept. A message in a
+socket's queue refers to its snapshot weakly. Once the snapshot is released, the socket skips such
+messages; of a partly sent message, it copies the unsent part. So each block can be reclaimed soon.
 """
 
 import logging
@@ -469,8 +470,8 @@ class Pool:
         return MemoryBlock(nbytes, share=self._share, second=self.second, check=check)
 
     @property
-    def late(self) -> bool:
-        """True if a second copy is enough, since no bytes of a segment were requested so far."""
+    def second_suffices(self) -> bool:
+        """True if a new version may be in the second copy alone: no worker requested a segment."""
         requested = self._bytes_requested or any(block.requested for block in self._blocks)
         self._bytes_requested = requested
         return self.second and not requested

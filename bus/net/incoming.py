@@ -7,9 +7,9 @@ worker closes the connection.
 
 Only Linux counts received bytes, and only for TCP. Elsewhere, only the size of frames is limited.
 
-libzmq reveals the descriptor of its connection, but may have closed it since, and its number may
-belong to another socket now. So each check duplicates the descriptor, and verifies the peer of the
-duplicate before it reads the count.
+libzmq reveals the descriptor of its connection. But libzmq may have closed the descriptor since,
+and the same number may now belong to another socket. So each check duplicates the descriptor, and
+verifies the peer of the duplicate before it reads the count.
 """
 
 import os

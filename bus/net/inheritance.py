@@ -4,10 +4,10 @@ A connection ends, and an address or a lock becomes free, only when every proces
 if a trainer is killed and restarted, a forked child that still runs (a DataLoader's worker) would
 hold the trainer's address or lock.
 
-libzmq does not reveal its descriptors. But a context always opens descriptors of the same kinds
-with its first socket: for each of its two threads an epoll and an eventfd that wakes the thread,
-another eventfd, and an eventfd for each socket (a monitored socket adds two, for the sender and the
-receiver of its events). All later descriptors are registered in these epolls, and the kernel lists
+libzmq does not reveal its descriptors. But with its first socket, a context always opens
+descriptors of the same kinds: an epoll and an eventfd for each of its two threads, one more
+eventfd, and an eventfd for each socket. (A monitored socket adds two: for the sender and for the
+receiver of its events.) All later descriptors are registered in these epolls, and the kernel lists
 the descriptors of an epoll. If the kernel does not list them, or if another thread opened a
 descriptor meanwhile, libzmq's descriptors stay open in the child.
 """

@@ -1,13 +1,13 @@
 """Opens listening sockets, but never binds an endpoint at which another process listens.
 
-For TCP, the kernel ensures that. For Unix sockets, a path remains when its publisher is killed. The
+For TCP, the kernel ensures this. For Unix sockets, a path remains when its publisher is killed. The
 path must be removed before it can be bound again, but not while a process listens there. So a lock
 on the folder makes checking, removing and binding atomic. The kernel releases the lock when its
 holder ends.
 
-Any user who may read a folder may lock it, for any time. So a lock that is held for longer than a
-publisher needs is ignored. To be safe without the lock, a path is renamed before it is removed, and
-renamed back if a process listens there after all.
+Any user who may read a folder may lock it, for any time. So this module ignores a lock that is held
+for longer than a publisher needs. To be safe without the lock, a path is renamed before it is
+removed, and renamed back if a process listens there after all.
 """
 
 import contextlib

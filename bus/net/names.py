@@ -1,7 +1,7 @@
 """Resolves host names in helper threads, since a name server may answer late or never.
 
-libzmq would resolve a name in its own thread, again for each attempt to connect, and closing the
-socket would wait for the name server. So libzmq gets numeric addresses.
+libzmq would resolve a name in its own thread, again for each attempt to connect, and a socket could
+not be closed until the name server answers. So libzmq gets numeric addresses.
 """
 
 import logging

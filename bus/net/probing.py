@@ -1,4 +1,4 @@
-"""Finds out whether a publisher answers at an address, without joining it. (W37)"""
+"""Finds out whether a publisher answers at an address, but does not join it. (W37)"""
 
 import contextlib
 import threading

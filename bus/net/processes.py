@@ -7,8 +7,8 @@ has another pid on the host, so a pid is accepted only if the process with that 
 the socket at the other end.
 
 If an endpoint cannot be bound, the error names its holder. The holder of a port may be a listener,
-which lasts, or an outgoing connection, to which the kernel gave that port of its ephemeral range
-until the connection ends.
+which lasts. Or it is an outgoing connection: the kernel gave it the port, one of its ephemeral
+range, until the connection ends.
 """
 
 import contextlib

@@ -150,7 +150,7 @@ class SubscriberConnection:
             self.reports.append(body)
             return
         if kind not in (OFF, ON) or len(body) > TOPIC_BYTES_MAX:
-            raise ZmtpError("it sent something else than subscriptions to topics of ours")
+            raise ZmtpError("it sent a frame that is no report and no valid subscription")
         self.changed = True
         if kind == ON:
             self.topics.add(body)

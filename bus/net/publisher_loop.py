@@ -7,8 +7,8 @@ reason, every open future fails with that reason.
 
 An exception from one message, effect or call does not end the thread: it is logged as a warning
 with its cause, and only the affected item fails (`publisher/faults.py`). An exception from a
-caller's function is raised to that caller. The thread ends only if many turns fail in a row, since
-it then makes no progress.
+caller's function is raised to that caller. The thread ends only if many turns of its loop fail in a
+row, since it then makes no progress.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 libzmq processes bytes before a program sees messages: it serves peers of older protocols, answers
 pings by itself, collects the frames of a message without a limit, and aborts the process in some of
-these cases (4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on the data port: it
-sees each connection, counts the bytes of the connection, and can close the connection.
+these cases (version 4.3.5 of libzmq). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on
+the data port: it sees each connection, counts its bytes, and can close it.
 
     greeting (64 bytes) ──> handshake ──> open: messages and commands
                             NULL: READY   CURVE: HELLO, INITIATE (`trust/curve_server.py`)

@@ -1,8 +1,8 @@
 """Fetches chunks of versions from their sources, for a worker or for the publisher itself. (N1)
 
 A source is another server of some chunks of a version. One thread per source connects with the
-sockets of a worker, in a session of level 1 that ends with the job. The thread writes chunks into
-the version's memory, and reports which chunks have arrived.
+sockets of a worker. Its session, one of a worker that only pulls (level 1), ends with the job. The
+thread writes chunks into the version's memory, and reports which chunks have arrived.
 """
 
 import threading

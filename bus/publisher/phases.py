@@ -4,7 +4,7 @@ A phase changes only by the tables of `tables.py`. An event for which a phase ha
 no effect. `docs/protocol/publisher.md` has the same tables. `tests/vectors/publisher_phases.json`
 has every pair of a phase and an event, even the pairs without a transition.
 
-A version. The machine owns its memory, except while the version is *reclaimable* or *gone*.
+A version. The machine owns its memory, except in the phases *reclaimable* and *gone*.
 
     pending ──> latest <──> reclaimable
        │  │       │  │       │
@@ -24,7 +24,7 @@ A target: one worker in one call of publish. Reports may be late, repeated or re
 
     behind ──> staged ──> applied                 (skipped: the worker runs a newer version)
        │          │
-       └──────────┴─────> failed | lost | left    (lost or left, then returned: behind)
+       └──────────┴─────> failed | lost | left    (lost, left ──returned──> behind)
 
 The decision of a call that commits together: *open*, then *commit* or *abort*.
 
@@ -32,7 +32,7 @@ How the tables are coupled: a worker that becomes *lost* no longer receives any 
 version may get the event `no-readers`. The worker becomes *lost* in every call, and the calls stop
 waiting for it after a grace period: see `GRACED`. For calls, an *away* worker is like a worker that
 is *here*. A version is `pending` while a call may still commit it. The phase of a version
-determines that of its memory: see `SNAPSHOTS`.
+determines the phase of its memory: see `SNAPSHOTS`.
 """
 
 from typing import Literal

@@ -308,7 +308,7 @@ def _to_all(
     """Return the announcement to all subscribers, with the bytes if these are few and pushed."""
     known = version.layout.id == versions.announced_layout
     if not known:
-        versions.announce_layout(version.layout.id)
+        versions.note_layout_announced(version.layout.id)
     small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
     if push and known and small and version.chunks.whole and version.receivers:  # P7
         crc = version.chunks.crcs[0]  # most versions were hashed while they were copied

@@ -11,7 +11,7 @@ queued. The `end` message has the digest of all chunks, so it follows in the ste
 chunk.
 
 A version that is still arriving from another publisher is pushed up to its first missing chunk. Of
-a version with sources, only the chunks that are here are pushed. (N4)
+a version with sources, only the chunks that have arrived are pushed. (N4)
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Makes the reports on a relay's workers that the relay sends to the publisher above it. (R4)"""
+"""Makes a relay's reports on its workers, for the publisher above the relay. (R4)"""
 
 import math
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """The roster: every worker that a publisher knows, found by name or by ZeroMQ routing id.
 
-A name belongs to one live instance of a worker, which is one run of its process. If a second
-instance requests the name, the publisher pings the first instance. If the first instance answers,
-the second is refused. If the first does not answer, or its connection is closed, the second gets
-the name. So a worker that restarts after a crash joins quickly, and two workers with the same name
-are reported at once.
+An *instance* of a worker is one run of its process. A name belongs to one live instance. If a
+second instance requests the name, the publisher pings the first instance. If the first instance
+answers, the second is refused. If the first does not answer, or its connection is closed, the
+second gets the name. So a worker that restarts after a crash joins quickly, and two workers with
+the same name are reported at once.
 
 Workers behind relays are on the roster, too. These have no connection here: `behind.py` updates
 their records from the relays' reports.
@@ -231,8 +231,8 @@ class Peer:
         """Record that the worker lacks the current group keys."""
         self.lacks_keys = True
 
-    def update_keys(self) -> None:
-        """Record that the worker is sent the current group keys."""
+    def note_keys_sent(self) -> None:
+        """Record that the worker was sent the current group keys."""
         self.lacks_keys = False
 
     def move(self, event: WorkerEvent) -> None:

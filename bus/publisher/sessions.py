@@ -222,5 +222,5 @@ def send_keys(state: PublisherState, peer: Peer) -> list[Effect]:
     if not peer.lacks_keys:
         return []
     keys = state.keys(peer) if state.keys is not None else []
-    peer.update_keys()
+    peer.note_keys_sent()
     return [Send(Rekey(epoch=state.epoch, keys=keys), to=peer.identity)] if keys else []

@@ -204,8 +204,8 @@ class Versions:
                     self._targeted[worker] = version
         self.changed = True
 
-    def announce_layout(self, layout: str) -> None:
-        """Record that workers know this layout, since it is published on the data socket now."""
+    def note_layout_announced(self, layout: str) -> None:
+        """Record that this layout is published on the data socket now, so workers know it."""
         self.announced_layout = layout
 
     def await_commit(self, version: Version, again_after: float) -> None:

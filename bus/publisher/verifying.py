@@ -1,8 +1,9 @@
 """Verifies for observers that a worker's weights equal the published weights. (P24)
 
-The worker computes a CRC-32C of each of its tensors. The publisher computes those of its own bytes,
-in small steps and once for each version, and returns the tensors that differ. Each worker has at
-most one open check. If the worker does not answer in time, the publisher answers the observer.
+The worker computes a CRC-32C of each of its tensors. The publisher does the same with its own
+bytes, in small steps and once for each version, and sends the observer the names of the tensors
+that differ. Each worker has at most one open check. If the worker does not answer in time, the
+publisher answers the observer.
 """
 
 from collections.abc import Iterator

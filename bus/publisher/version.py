@@ -5,9 +5,9 @@ The machine makes a `Version` from the offer. The `Version` belongs to the machi
 bytes are in a snapshot that the machine never reads: effects name the chunks to send, and the shell
 reads the bytes.
 
-The latest version can be *reclaimable*: the next publish may overwrite it at any time.
-Before the machine sends chunks of such a version, it must take the memory back. If a publish has
-taken the memory before, the version is gone.
+The latest version can be *reclaimable*: the next publish may overwrite it at any time. Before the
+machine sends chunks of such a version, it must take the memory back. If a publish has taken the
+memory by then, the version is gone.
 
 A version can also be sent as patches, each on a different base that workers run. A patch is cut
 into chunks, hashed, encrypted and fetched like a version.

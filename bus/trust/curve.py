@@ -72,7 +72,7 @@ def keypair() -> tuple[str, str]:
 
 
 def is_key(text: str) -> bool:
-    """True if `text`, 40 characters of Z85, is a key: no five have a value above 32 bits."""
+    """True if `text`, 40 characters of Z85, is a key: no group of five exceeds 32 bits."""
     try:
         z85.decode(text)
     except struct.error:

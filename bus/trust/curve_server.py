@@ -1,9 +1,10 @@
 """Implements the publisher's side of CURVE on one control connection (RFC 26), without sockets.
 
 C and S are the permanent key pairs of the worker and the publisher, C' and S' are their key pairs
-for this connection. A box is data that one key pair encrypts and authenticates for another:
+for this connection. A box, written (from->to), is data that one key pair encrypts and authenticates
+for another:
 
-    HELLO      C', a box of zeros (C'->S), which proves that the worker knows S
+    HELLO      C'; box of zeros (C'->S), which proves that the worker knows S
     WELCOME    box of S' and a cookie (S->C')
     INITIATE   the cookie; box of C, a vouch for C' (box of C' and S, C->S') and metadata (C'->S')
     READY      box of metadata (S'->C'), or ERROR if C is not allowed

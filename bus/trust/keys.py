@@ -517,9 +517,9 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
 
 
 def _check_keys(*keys: str) -> None:
-    """Raise ValueError if five characters of a key exceed 32 bits, which `Key` cannot check."""
+    """Raise ValueError if a group of five characters exceeds 32 bits; `Key` cannot check this."""
     if not all(map(curve.is_key, keys)):
-        raise ValueError("a key is 40 characters of Z85, each five of which stand for 32 bits")
+        raise ValueError("five characters of a key stand for more than 32 bits: copy it again")
 
 
 def _check_pair(public: str, secret: str, file: Path) -> None:

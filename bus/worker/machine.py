@@ -453,7 +453,7 @@ class WorkerMachine:
         return [Refused(fault.code, fault.text)]
 
     def _change_over(self, fault: Fault, now: float) -> list[Effect]:
-        """Leave this address for the next one. After each round, report the refusals."""
+        """Change to the next address. After the last one, report the refusals, if any."""
         addresses, effects = self.addresses, list[Effect]()
         before, first_round = addresses.name, addresses.in_first_round
         pause = addresses.leave(fault, self.session.hello_at, now)

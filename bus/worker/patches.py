@@ -1,4 +1,4 @@
-"""Selects the patch from which a worker builds a version, or else receives the whole version.
+"""Selects the patch from which a worker builds a version, if one of them fits.
 
 A patch applies only to exactly the bytes of the running version. The patch is received into
 separate memory, and another thread decodes it; the resulting version is verified by its digest,

@@ -1,7 +1,7 @@
 """Tracks a worker's session with its publisher, and the control connection of that session.
 
-The phase of a session is `outside`, `probing` or `inside` (`tables.SESSIONS`). Its times decide
-when the worker may send hello, when to ping, and when the publisher counts as lost.
+The phase of a session is `outside`, `probing` or `inside` (`tables.SESSIONS`). The session's times
+decide when the worker may send hello, when to ping, and when the publisher counts as lost.
 """
 
 import math

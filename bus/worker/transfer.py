@@ -2,10 +2,9 @@
 
 Theory of operation: each chunk is here, requested, leased, or missing.
 
-    missing ──fetch──> requested ──┐
-       │                   │       ├──> here
-       ├───────push────────┼───────┤
-       └───────lease───────┴──> leased ──damaged, cut off──> missing
+    missing             ──fetch────────────> requested ──overdue──> missing
+    missing, requested  ──lease────────────> leased ──damaged, cut off──> missing
+    any of these three  ──arrives──────────> here
 
 A `Chunks` object records which chunks are here. It belongs to the receiving memory, and outlives
 the transfer. A chunk is leased while its bytes are received directly into that memory: meanwhile,
@@ -16,11 +15,11 @@ Pushed chunks arrive in order, so a chunk missing below the highest pushed one w
 fetched immediately. A chunk above the highest pushed one may still be pushed: the worker fetches
 such a chunk after `end`, or when nothing has arrived for a while. The number of chunks in flight is
 limited by a window. If an answer is overdue, all requested chunks are missing again, and the
-timeout doubles until something arrives. Answers come in the order of the requests: until a ping
-that was sent after a request is answered, the answer to the request may still be on its way.
+timeout doubles until something arrives. Answers come in the order of the requests: if a ping was
+sent after a request, and is not answered yet, the answer to the request may still be on its way.
 
-A patch may arrive instead of the version, into separate memory; the version is then decoded from
-the patch.
+A patch may arrive instead of the version. It arrives in separate memory, and the version is decoded
+from it.
 
 A version may have sources, other servers of some of its chunks. Other threads fetch these chunks
 from the sources and write them into the memory. Meanwhile, the chunks are accepted from nowhere

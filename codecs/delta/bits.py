@@ -1,9 +1,9 @@
 """Writes and reads the codes of a patch as bit strings in numpy, without a loop over elements.
 
 The Rice code of v with a parameter k is `v >> k` in unary (that many zeros, then a one), then the
-low k bits of v. The Exp-Golomb code of v with k is n zeros and a one, then the low n + k bits of
-`v + 2**k`, which has n + k + 1 bits. The codes of many values are stored in two parts: first all
-unary numbers, then all low bits.
+low k bits of v. For the Exp-Golomb code of v with k, let n + k + 1 be the number of bits of
+`v + 2**k`. The code is n zeros and a one, then the low n + k bits of that sum. The codes of many
+values are stored in two parts: first all unary numbers, then all low bits.
 """
 
 from typing import Final

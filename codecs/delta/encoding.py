@@ -1,10 +1,10 @@
 """Encodes a patch: the differences between two versions of one layout, in few bytes.
 
-A patch consists of blocks (`format.py`). Each block gets the mode with the fewest bytes. A *step*
-is the change of an element by some ranks in the order of its values. Steps are coded with one
-class or, for dtypes with a known exponent, with sixteen classes of elements. The probability of a
-change halves from one exponent to the next. So the gaps between changed elements are shorter if
-only elements of the same class are counted.
+A patch consists of blocks (`format.py`). Each block is encoded in the mode that needs the fewest
+bytes. The *step* of an element is how far its value moved: the number of representable values from
+the old one to the new one. Elements form one class or, for dtypes with a known exponent, sixteen
+classes by their exponents. The probability of a change halves from one exponent to the next. So the
+gaps between changed elements are shorter if only elements of the same class are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Provides the inner loops of encoding and decoding a block, in C or in numpy.
 
-The bytes of blocks need not be aligned. The steps of a block, and their gaps, are ordered by class,
-and within a class by element.
+The bytes of blocks need not be aligned. The steps of a block (`encoding.py`), and the gaps between
+them, are ordered by class, and within a class by element.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 All faults except a wrong result are found before a byte is written: `Delta` checks everything that
 does not need the base, and `apply` first decodes every block against the base. Decoded changes are
-kept up to a limit until they are written; further ones are decoded again.
+kept until they are written, up to a limit; the others are decoded a second time.
 """
 
 from collections.abc import Callable, Generator

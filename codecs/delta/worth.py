@@ -1,9 +1,9 @@
 """Estimates from a sample whether a patch arrives sooner than the whole version.
 
-The size of a patch is a little more than the entropy of the changed positions and of the changes.
-Coding by class (`encoding.py`) saves a part of the positions' entropy, but takes longer. So over
-the fastest links the whole version arrives first, over the slowest links a patch with classes, and
-over links in between a patch without classes.
+A patch is a little larger than two entropies together: that of the changed positions, and that of
+the changes. Coding by class (`encoding.py`) saves a part of the positions' entropy, but takes
+longer. So the first to arrive is the whole version over the fastest links, a patch with classes
+over the slowest, and a patch without classes over those in between.
 
 Values for both kinds of patches are pairs (without classes, with classes), so that the bool
 `classes` is an index.

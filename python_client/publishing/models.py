@@ -508,7 +508,7 @@ class PublishedModel:
             elif state is not None and isinstance(weights, Streamed):
                 crcs, count_lost = _stream(weights, state, layout, snapshot.data, nbytes, deadline)
             elif state is not None:
-                late = self.pool.second and not self._stored and self.pool.late
+                late = self.pool.second and not self._stored and self.pool.second_suffices
                 found = snapshot.write(state, layout, deadline.check, nbytes, late=late)
                 count_lost = partial(snapshot.count_lost, state) if precision is not None else None
                 if not isinstance(found, np.ndarray):

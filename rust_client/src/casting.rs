@@ -101,7 +101,7 @@ pub fn overflow_text(lost: &[Overflow]) -> String {
         format!("{}: {} finite {} beyond {} (at most {})", name, count, values, dtype, most)
     });
     let more = lost.len().saturating_sub(SHOWN);
-    let rest = format!("and so in {} more tensor{}", more, if more == 1 { "" } else { "s" });
+    let rest = format!("and likewise in {} more tensor{}", more, if more == 1 { "" } else { "s" });
     words.chain(Some(rest).filter(|_| more > 0)).collect::<Vec<_>>().join("; ")
 }
 
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(overflow_text(&[]), "");
         assert_eq!(overflow_text(&[of("w", 1)]), "w: 1 finite value is beyond F16 (at most 65504)");
         let many: Vec<Overflow> = (0..6).map(|at| of(&at.to_string(), 2)).collect();
-        assert!(overflow_text(&many).ends_with("(at most 65504); and so in 2 more tensors"));
+        assert!(overflow_text(&many).ends_with("(at most 65504); and likewise in 2 more tensors"));
     }
 
     #[test]

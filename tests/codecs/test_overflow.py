@@ -123,7 +123,7 @@ def test_the_sentence_names_the_first_few() -> None:
         "layer.1: 1 finite value is beyond F16 (at most 65504); "
         "layer.2: 2 finite values are beyond F16 (at most 65504); "
         "layer.3: 3 finite values are beyond F16 (at most 65504); "
-        "layer.4: 4 finite values are beyond F16 (at most 65504); and so in 2 more tensors"
+        "layer.4: 4 finite values are beyond F16 (at most 65504); and likewise in 2 more tensors"
     )
     assert len(sentence({"\n" * 5000: ("F16", 1)})) < 1000
 
