@@ -46,7 +46,7 @@ class Ages:
 
 
 def epoch_above(hello: Hello, age: float | None, started_ms: float) -> int | None:
-    """Return the later epoch to which a hello allows a publisher to move; None: it allows none.
+    """Return the later epoch to which a hello allows a publisher to move; None if there is none.
 
     The new epoch is the hello's epoch plus the proven time between the starts of the two
     publishers. This is the epoch that the other publisher's clock would have given, so two

@@ -149,7 +149,7 @@ def not_applied(
     `intact`: True if the model still has the previous version; False if it has parts of both.
     """
     no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
-    begun = "" if intact else ", and no version runs until one is applied, which mends it"
+    begun = "" if intact else ", and no version runs until the next one is applied"
     error = (ApplyError if intact else TornError)(
         f"{model} version {version} could not be applied{begun}: {cause}",
         model=model,
@@ -165,7 +165,7 @@ def rejected(model: str, epoch: int, version: int, code: str, text: str) -> Appl
     """Return the error for a version that was rejected before any of its bytes was applied."""
     later = ""
     if code == "layout-mismatch":
-        later = ". Once names, shapes and dtypes here fit, it is taken without another publish"
+        later = ". Once names, shapes and dtypes here fit, it is applied without another publish"
     return ApplyError(
         f"{model} version {version} cannot be applied here ({code}): {text}{later}",
         model=model,

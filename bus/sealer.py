@@ -297,7 +297,7 @@ class Sealer:
 
 
 def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
-    """Return (encoding, (epoch, version) of the base) of a patch; None: a whole version. (D12)"""
+    """Return (encoding, (epoch, version) of the base) of a patch (None: a whole version). (D12)"""
     return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
 
 

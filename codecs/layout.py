@@ -319,7 +319,7 @@ def _encode(rows: _Rows, texts: Mapping[str, str], order: str = "") -> bytes:
         if name == METADATA:
             raise LayoutError(f"a tensor cannot be called {METADATA!r}: safetensors reserves it")
         if name in entries:
-            raise LayoutError(f"two tensors are called {name!r}; every name may stand once")
+            raise LayoutError(f"two tensors are called {name!r}; each name may occur once")
         end = begin + _tensor_bytes(name, dtype, shape)
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
         begin = end
@@ -370,7 +370,7 @@ def _check_spelling(text: bytes, keys: int) -> None:
         colons += bare.count(b":")
         signs += bare.count(b"-")
     if colons != keys:  # L3
-        raise LayoutError("a key stands twice in the header; each may stand once")
+        raise LayoutError("a key occurs twice in the header; each may occur once")
     if signs:  # L5
         raise LayoutError("a number in the header has a sign; sizes and offsets have none")
 

@@ -211,5 +211,5 @@ def exchange(one: int, other: int, nbytes: int) -> None:
         ValueError: `one` or `other` cannot be a valid address.
     """
     if not BUILT:
-        raise OSError("pages are exchanged by the native helper alone, which is not there")
+        raise OSError("only the native helper exchanges pages, and it was not built")
     _native.exchange(one, other, nbytes)

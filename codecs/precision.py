@@ -66,8 +66,8 @@ class Precision:
         if unused:
             raise StateError(
                 f"dtype: {', '.join(map(repr, sorted(unused)))} matches no tensor of "
-                f"{', '.join(CONVERTED)} that nothing before it does; give patterns of names, as "
-                f"{next(iter(signatures), 'layer.weight')!r} or '*.weight'"
+                f"{', '.join(CONVERTED)} that is left by earlier patterns; give patterns of names, "
+                f"as {next(iter(signatures), 'layer.weight')!r} or '*.weight'"
             )
         changed = signatures != state.signatures
         return replace(state.form, signatures=signatures, known=None) if changed else state.form
@@ -94,7 +94,7 @@ class Precision:
 
 
 def _parameters(source: object) -> Container[Hashable] | None:
-    """Return the identities of a module's parameters; None: all tensors count as parameters."""
+    """Return the identities of a module's parameters; None if all tensors count as such."""
     if not is_module(source):
         return None
     from .torch_modules import parameters_of

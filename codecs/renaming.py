@@ -122,7 +122,7 @@ def renaming_of(asked: object) -> Renaming | None:
     beginnings: dict[str, str] = {}
     for key, instead in pairs.items():
         if not isinstance(key, str) or not isinstance(instead, str):
-            raise TypeError(f"rename: {key!r}: {instead!r} does not say what name becomes of what")
+            raise TypeError(f"rename: {key!r}: {instead!r} must map a name to its new name")
         if key.endswith(DOT) or not key:
             if not instead.endswith(DOT) and instead:
                 raise ValueError(

@@ -250,7 +250,7 @@ class Snapshot:
 
     def _held(self) -> tuple[MemoryBlock, NDArray[np.uint8]]:
         if self._phase != "held" or self._block is None or self._view is None:
-            raise AssertionError(f"the bytes of a snapshot that is {self._phase} are not ours")
+            raise AssertionError(f"the snapshot is {self._phase}: its bytes must not be used")
         return self._block, self._view
 
     @property

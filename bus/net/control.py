@@ -202,7 +202,7 @@ class WorkerSockets:
             return
         self._limit_warning.warn(
             f"{self.address} has sent {nbytes} bytes that belong to no complete message; after "
-            f"this worker's requests, at most {limit} may be in flight. It dials again",
+            f"this worker's requests, at most {limit} may be in flight. The worker connects again",
             now,
         )
         self._hang_up()

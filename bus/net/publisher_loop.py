@@ -716,7 +716,7 @@ class PublisherLoop:
             )
             self._perform(effects or [], now)
         for number in [n for n in self._open if not self._machine.awaits(n)]:
-            self._fail(number, RuntimeError(f"what became of this publish was lost: {DEFECT}"), now)
+            self._fail(number, RuntimeError(f"the outcome of this publish was lost: {DEFECT}"), now)
         self._faulty = False
 
     def _fail(self, number: int, error: Exception, now: float) -> None:
@@ -779,7 +779,7 @@ class PublisherLoop:
 
 
 def _why(error: Exception) -> str:
-    return f"a step of this has failed in the publisher ({error!r}): see its log"
+    return f"an exception in the publisher has ended this ({error!r}): see its log"
 
 
 class Reply:

@@ -255,7 +255,7 @@ def settle(state: PublisherState, call: Publication, now: float) -> list[Effect]
 
 
 def _named_in(part: Publication, group: Group) -> frozenset[str] | None:
-    """Return the named workers that one call of a group waits for; None: it names no workers."""
+    """Return the named workers that one call of a group waits for; None if it names none."""
     named = part.terms.named
     if named is None:
         return None

@@ -45,7 +45,7 @@ def hello(
         text = f"its key is for the name {grant.pattern}; use that, or make a key for this one"
         return refuse_hello(state, identity, hello, "wrong-name", text, now)
     if grant is not None and grant.role == "observer":  # K4
-        text = "an observer's key reads how things stand, and gets no weights"
+        text = "an observer's key may only watch: give a worker a key of its own"
         return refuse_hello(state, identity, hello, "not-allowed", text, now)
     if grant is not None and not grant.admits(hello.name, relay=RELAY in hello.features):  # K11
         return refuse_hello(state, identity, hello, "not-allowed", NO_RELAY, now)

@@ -195,7 +195,7 @@ class PublisherMachine:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
     def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
-        """Handle a closed connection. `ended`: how the process ended; empty: the process may run.
+        """Handle a closed connection. `ended`: how the process ended; empty if it may run.
 
         Call this after all messages of the connection are handled, since the last one may be a
         `bye`.
@@ -488,7 +488,7 @@ class PublisherMachine:
         return [Notice("exhausted", text, warning=True)] if unreported else []
 
     def count_workers(self, model: str | None) -> int:
-        """Return the number of live workers that want a model; None: of all live workers."""
+        """Return the number of live workers that want a model, or (None) of all."""
         live = (peer for peer in self.state.roster if not (peer.lost or peer.relay))
         return sum(model is None or model in peer.hello.models for peer in live)
 

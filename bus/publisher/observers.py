@@ -49,7 +49,7 @@ from .store import Versions
 from .verifying import Checks
 
 NO_OBSERVER = (
-    "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
+    "only an observer's key may watch here: `weightbus keygen DIR --observer NAME` makes one"
 )
 REVISION = itemgetter(0)
 SHORT = 64  # characters kept of each error text if a worker's row exceeds a page
@@ -184,7 +184,7 @@ class Observers:
             who: at for who, at in self._last_request.items() if now - at < OBSERVER_SECONDS
         }
         if identity not in self._last_request and len(self._last_request) >= OBSERVERS_MAX:
-            text = f"{OBSERVERS_MAX} observers look on already: end one of them, or wait a moment"
+            text = f"{OBSERVERS_MAX} observers are here already: end one of them, or wait a moment"
             return [Refuse(code="limit", text=text)]
         self._last_request[identity] = now
         return self.pages(asked, now)

@@ -95,7 +95,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
     `version` is the version to send, or None if it is gone.
     """
     if version is None:
-        return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
+        return "gone", f"version {fetch.version} of epoch {fetch.epoch} is not available here"
     last = fetch.first + fetch.count
     if fetch.count and (last > version.plan.count or fetch.version != version.version):
         return "range", (

@@ -25,7 +25,7 @@ class PublisherView:
     Attributes:
         epoch: The publisher's epoch.
         reached: The workers that receive pushed versions.
-        turned_away: A text on why connections were rejected; empty: none were rejected.
+        turned_away: A text on why connections were rejected; empty if none were.
         malformed: The number of malformed messages received until the view was made.
     """
 

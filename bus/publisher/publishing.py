@@ -67,7 +67,7 @@ def keep_part(state: PublisherState, offered: VersionOffer) -> list[Effect]:
         ValueError: The offer has no key, or this publisher has published versions of the model.
     """
     if offered.key is None:
-        raise ValueError("a part of a version has the epoch and number of its publisher")
+        raise ValueError("a part of a version needs a key: its publisher's epoch and number")
     epoch, _ = offered.key
     versions = state.versions(offered.model)
     if versions.latest is not None or versions.pending is not None:

@@ -59,7 +59,7 @@ def _send_patch(
 def _refuse_patch(peer: Peer, version: Version, number: int) -> Send:
     refuse = Refuse(
         code="no-patch",
-        text=f"version {version.version} of {version.model} has no such patch, or not so much",
+        text=f"version {version.version} of {version.model} has no such patch, or a smaller one",
         model=version.model,
         epoch=version.epoch,
         version=number,
@@ -175,7 +175,7 @@ def abandon(state: PublisherState, version: Version) -> list[Effect]:
     waiting = version.receivers | version.waits.keys() | version.end_awaiters
     state.store[version.model].abandon(version)
     epoch, number = version.key
-    text = f"version {number} of epoch {epoch} does not arrive whole here"
+    text = f"version {number} of epoch {epoch} will not arrive whole here"
     refuse = Refuse(code="gone", text=text, model=version.model, epoch=epoch, version=number)
     return [Send(refuse, to=peer.identity) for peer in _live(state, sorted(waiting))]
 

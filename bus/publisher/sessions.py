@@ -92,7 +92,7 @@ def resume(state: PublisherState, peer: Peer, now: float) -> list[Effect]:
 def unreachable(
     state: PublisherState, identity: bytes, now: float, ended: str = ""
 ) -> list[Effect]:
-    """Handle a closed connection. `ended`: how the process ended; empty: the process may run.
+    """Handle a closed connection. `ended`: how the process ended; empty if it may run.
 
     A worker whose process may still run becomes `away`, since it may reconnect. It becomes `lost`
     if another instance has requested its name.
@@ -116,7 +116,7 @@ def tick(state: PublisherState, now: float) -> list[Effect]:
     for peer in state.roster.silent(now):
         effects += lose(state, peer, now, "silent", f"silent for {span(now - peer.heard_at)}")
     for peer in state.roster.long_away(now, state.timing.gone_after):
-        why = f"its connection is closed, and it made no other in {state.timing.gone_after:g} s"
+        why = f"its connection is closed, and it opened no other in {state.timing.gone_after:g} s"
         effects += lose(state, peer, now, "overdue", why)
     live = [peer for peer in state.roster if not peer.lost]
     effects += [_toggle_stuck(state, p, now) for p in live if p.stuck != is_stuck(state, p, now)]

@@ -164,7 +164,7 @@ class PublisherState:
         self._loops = {**current, instance: (text, now + LOOP_SECONDS)}
 
     def loop_with(self, instance: str, now: float) -> str:
-        """Return the text on a loop with the relay of this instance; empty: there is no loop."""
+        """Return the text on a loop with the relay of this instance; empty if there is none."""
         text, until = self._loops.get(instance, ("", 0.0))
         return text if now < until else ""
 
@@ -326,7 +326,7 @@ class PublisherState:
     def note_rejections(self, text: str, now: float) -> bool:
         """Record why connections were rejected; return True if the caller should log it.
 
-        `text`: the reason for connections that were closed before their hello; empty: none were.
+        `text`: the reason for connections that were closed before their hello; empty if none were.
         It is logged at most once in `REJECTIONS_SECONDS`.
         """
         unreported = bool(text) and now - self.rejections_logged_at >= REJECTIONS_SECONDS

@@ -132,10 +132,10 @@ class Checks:
         if not version:
             return "absent", f"it runs no version of {asked.model} yet, or none any more"
         if self._version(asked.model, epoch, version) is None:
-            return "gone", f"it runs version {version}, whose bytes the publisher has no longer"
+            return "gone", f"it runs version {version}, whose bytes the publisher no longer has"
         other = self._open.get(asked.worker)
         if other is not None and other.observer != observer:
-            return "busy", "another observer has it verified: ask again in a moment"
+            return "busy", "another observer verifies it now: ask again in a moment"
         if other is None and len(self._open) >= OBSERVERS_MAX:
             return "busy", "too many workers are being verified: ask again in a moment"
         return "", ""

@@ -115,7 +115,7 @@ class BytesInPlace:
     def bytes(self, begin: int, end: int) -> memoryview:
         """Return the bytes [begin, end)."""
         if self._data is None:
-            raise AssertionError("bytes that were released are not ours")
+            raise AssertionError("the bytes were released: they must not be used")
         return self._data[begin:end]
 
     def chunk(self, begin: int, end: int) -> memoryview:

@@ -111,7 +111,7 @@ class CurveConnection:
     def _welcome(self, hello: bytes) -> bytes:
         # Return the command WELCOME, the reply to HELLO.
         if len(hello) != _HELLO or hello[6] != 1:
-            raise CurveError("a HELLO that is none")
+            raise CurveError("a malformed HELLO")
         self._peer_key = hello[80:112]
         self._shared = self._agree(self._peer_key, self._server.secret)
         self._open(b"CurveZMQHELLO---", hello[112:])
@@ -123,7 +123,7 @@ class CurveConnection:
     def _ready(self, initiate: bytes, metadata: bytes) -> tuple[bytes, bytes]:
         # Return the command READY, the reply to INITIATE, and the worker's metadata.
         if len(initiate) < _INITIATE:
-            raise CurveError("an INITIATE that is none")
+            raise CurveError("a malformed INITIATE")
         if not hmac.compare_digest(initiate[9 : 9 + _COOKIE], self._cookie):
             raise CurveError("an INITIATE with another connection's cookie")
         self._shared, self._cookie = self._agree(self._peer_key, self._secret), b""
@@ -173,7 +173,7 @@ class CurveConnection:
         try:
             found: bytes = self._sodium.crypto_box_beforenm(public, secret)
         except Exception as error:  # PyNaCl's RuntimeError, for a point of low order for example
-            raise CurveError("a public key that is none") from error
+            raise CurveError("an invalid public key") from error
         return found
 
     def _box(self, plain: bytes, nonce: bytes, shared: bytes) -> bytes:

@@ -301,7 +301,7 @@ class Allowed:
                 raise
             self._report(
                 UnreadableError(
-                    f"{error}; until it can be, it allows what it did: remove it to end that"
+                    f"{error}; until it can be, its key stays allowed: remove the file to revoke it"
                 )
             )
             return self.known[file]

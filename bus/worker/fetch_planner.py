@@ -160,7 +160,7 @@ class FetchPlanner:
         if key != self._exact.key or self._versions.has(key):
             return []
         self._exact = replace(self._exact, gone=True)
-        return self.forgo("the publisher has it no more")
+        return self.forgo("the publisher no longer has it")
 
     def overtaken(self, key: Key) -> list[Effect]:
         """Give up the only version wanted if it is older than `key`, which was committed."""

@@ -443,7 +443,7 @@ class Follower:
         return self._acceptance.size_fault(announce) is None
 
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
-        """Return a lease of the memory for a chunk's payload; None: receive it elsewhere."""
+        """Return a lease of the memory for a chunk's payload; None if it goes elsewhere."""
         entry = self.versions.in_phase["arriving"]
         if entry is None or entry.key != (chunk.epoch, chunk.version):
             return None
@@ -503,7 +503,7 @@ class Follower:
         transfer.restart()
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches the version again
-        text = f"the whole did not match its digest, {transfer.restarts} times"
+        text = f"the version did not match its digest, {transfer.restarts} times"
         return self._decline(entry, "digest-mismatch", text, now)
 
     def _arrived(

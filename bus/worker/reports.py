@@ -84,7 +84,7 @@ def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
 
 
 def cut_off(at: float | None, now: float) -> Effect:
-    """Return the notice that the relay lost its publisher at `at`; None: it has one again. (R3)"""
+    """Return the notice that the relay lost its publisher at `at`, or (None) has one again. (R3)"""
     if at is None:
         return Notice("rejoined", "there is a publisher above its relay again")
     text = (

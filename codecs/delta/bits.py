@@ -60,7 +60,7 @@ def positions(gaps: Values, most: int) -> Values:
     """Return the positions after these gaps; PatchError if a position is `most` or more."""
     at = np.cumsum(gaps + 1) - 1
     if len(at) and at[-1] >= most:
-        raise PatchError(f"gaps lead to position {at[-1]} of {most}")
+        raise PatchError(f"gaps lead to position {at[-1]}; the last one is {most - 1}")
     return at
 
 

@@ -73,7 +73,7 @@ def section_bytes(layout: Layout, data: Memory) -> Bytes:
     """Return a data section as bytes; PatchError if it does not have the layout's size."""
     flat = np.frombuffer(cast("memoryview", data), np.uint8)
     if flat.size != layout.nbytes:
-        raise PatchError(f"a data section of {flat.size} bytes; {layout!r} has another")
+        raise PatchError(f"a data section of {flat.size} bytes; it must fit {layout!r}")
     return flat
 
 

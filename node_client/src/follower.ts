@@ -266,7 +266,7 @@ export class Follower {
     if (transfer.patch !== null) return this.patches.decode(entry);
     if (transfer.verify()) return this.#arrived(entry, transfer.digest ?? "", now);
     if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches all chunks
-    const text = `the whole did not match its digest, ${transfer.restarts} times`;
+    const text = `the version did not match its digest, ${transfer.restarts} times`;
     return this.#decline(entry, "digest-mismatch", text, now);
   }
 

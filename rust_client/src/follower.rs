@@ -547,7 +547,7 @@ impl Follower {
         if restarts < RESTARTS_MAX {
             return Vec::new(); // the next tick fetches the chunks again: W13
         }
-        let text = format!("the whole did not match its digest, {} times", restarts);
+        let text = format!("the version did not match its digest, {} times", restarts);
         self.decline(Phase::Arriving, ("digest-mismatch", text), now)
     }
 

@@ -121,7 +121,7 @@ def test_one_that_refuses_this_observer_is_not_ready(tmp_path: Path) -> None:
         done = run(*asks, tmp_path / "workers" / "w.json", "--json")
         found = result_of(done)
         assert (done.exit_code, found["achieved"]) == (1, False)
-        assert "only an observer's key looks on here" in found["text"]
+        assert "only an observer's key may watch here" in found["text"]
 
 
 def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(

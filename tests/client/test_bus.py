@@ -223,7 +223,7 @@ def test_a_version_that_did_not_fit_comes_once_the_target_does(bus: Bus, backgro
     with pytest.raises(PublishError, match="layout-mismatch"):
         publisher.publish("m", {"w": np.full(4, 2.0)}, timeout=SECONDS)
     if not background:
-        with pytest.raises(ApplyError, match=r"it is taken without another publish"):
+        with pytest.raises(ApplyError, match=r"it is applied without another publish"):
             subscriber.receive(SECONDS)
     grow(target, 4)
     update = None if background else subscriber.receive(SECONDS)

@@ -259,7 +259,7 @@ def test_a_worker_of_elsewhere_that_is_killed_is_lost_as_it_makes_no_other_conne
     worker = scene.worker(tunnel.address, "far")
     publisher.wait_for_workers(1, SECONDS)
     worker.signal(signal.SIGKILL)
-    with pytest.raises(PublishError, match="its connection is closed, and it made no other in"):
+    with pytest.raises(PublishError, match="its connection is closed, and it opened no other in"):
         publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
 
 

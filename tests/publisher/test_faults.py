@@ -449,7 +449,7 @@ def test_a_call_whose_answer_is_lost_fails_in_place_of_waiting_for_ever(scene: S
     for index in range(3):
         offers.hash_chunk(version, index)
     scene.fake.say("bad", Applied(model="b", epoch=7, version=1, digest=version.digest))
-    with pytest.raises(RuntimeError, match="what became of this publish was lost"):
+    with pytest.raises(RuntimeError, match="the outcome of this publish was lost"):
         waits.result(SECONDS)
 
 

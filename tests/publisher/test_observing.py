@@ -482,5 +482,5 @@ def test_one_observer_too_many_is_told(
     monkeypatch.setattr("weightbus.bus.publisher.observers.OBSERVERS_MAX", 1)
     with Observer(publisher.address) as first, Observer(publisher.address) as second:
         assert first.look(SECONDS)
-        with pytest.raises(RefusedError, match="1 observers look on already"):
+        with pytest.raises(RefusedError, match="1 observers are here already"):
             second.look(SECONDS)

@@ -509,7 +509,7 @@ def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() 
     gone(bench, "w0")
     effects = bench.pass_time(bench.machine.state.timing.gone_after)
     [notice] = notices(effects, "lost")
-    assert "its connection is closed, and it made no other in 2 s" in notice.text
+    assert "its connection is closed, and it opened no other in 2 s" in notice.text
     assert resolved(effects) is not None, "it was waited for"
     assert notices(bench.say("w0", Ping(subscribed=True)), "back")
     assert not notices(bench.pass_time(0.1), "lost"), (

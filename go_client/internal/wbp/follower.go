@@ -354,7 +354,7 @@ func (s *follower) finishIfComplete(v *versionEntry, now time.Duration) []Effect
 	case t.Restarts < restartsMax:
 		return nil // the next tick fetches the version again
 	}
-	text := fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts)
+	text := fmt.Sprintf("the version did not match its digest, %d times", t.Restarts)
 	return s.decline(v, CodeDigestMismatch, text, now)
 }
 

@@ -66,7 +66,7 @@ impl Curve {
 
     fn welcome(&mut self, own: &Pair, hello: &[u8]) -> io::Result<Vec<u8>> {
         if hello.len() != HELLO_BYTES || hello[HELLO.len()..HELLO.len() + 2] != [1, 0] {
-            return fault("a HELLO that is none");
+            return fault("a malformed HELLO");
         }
         let client: Key = array(&hello[80..112]);
         let shared = sodium::shared(&client, &own.secret);
@@ -88,7 +88,7 @@ impl Curve {
 
     fn initiate(&mut self, own: &Pair, client: &Key, cookie_key: &Key, message: &[u8]) -> io::Result<Answer> {
         if message.len() < COOKIE_BYTES + COUNT_BYTES + PROOF_BYTES + 32 + VOUCH_BYTES {
-            return fault("an INITIATE that is none");
+            return fault("a malformed INITIATE");
         }
         let (cookie, rest) = message.split_at(COOKIE_BYTES);
         let secret: Key = match open_long(cookie_key, b"COOKIE--", cookie) {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
 const KEYS_MAX: usize = super::roster::WORKERS_MAX; // allowed keys: one for each worker
-const STILL_ALLOWED: &str = "until it can be, it allows what it did: remove it to end that";
+const STILL_ALLOWED: &str = "until it can be, its key stays allowed: remove the file to revoke it";
 
 /// The number of key files, and the path, inode, size and modification time of each file.
 pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);

@@ -28,7 +28,7 @@ const ROW_RATE: Rate = Rate(16_384.0, 4096.0); // rows for all observers togethe
 const EVENTS_OF_WORKER: usize = 16; // with more, a new event displaces the same worker's oldest event
 const VERSIONS_TIMED: usize = 4096; // versions of a model whose publish times are kept
 pub const NO_OBSERVER: &str =
-    "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one";
+    "only an observer's key may watch here: `weightbus keygen DIR --observer NAME` makes one";
 
 /// Returns the milliseconds since 1970.
 pub type Clock = Box<dyn Fn() -> u64 + Send>;
@@ -232,7 +232,7 @@ impl PublisherMachine {
         }
         if !self.observers.admit(from, now) {
             let text =
-                format!("{} observers look on already: end one of them, or wait a moment", OBSERVERS_MAX);
+                format!("{} observers are here already: end one of them, or wait a moment", OBSERVERS_MAX);
             return self.refuse(from, "limit", &text, None);
         }
         for header in self.pages(asked, now) {

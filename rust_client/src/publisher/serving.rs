@@ -90,7 +90,7 @@ impl PublisherMachine {
 
     /// Refuses a fetch of an unavailable version, and announces the latest version instead.
     fn refuse_unavailable(&mut self, name: &str, fetch: &Fetch) {
-        let text = format!("version {} of epoch {} is not to be had here", fetch.version, fetch.epoch);
+        let text = format!("version {} of epoch {} is not available here", fetch.version, fetch.epoch);
         self.refuse_fetch(name, fetch, "gone", &text);
         let latest = self.store.models.get(&fetch.model).and_then(|versions| versions.latest_for(name));
         if let Some(latest) = latest.filter(|&latest| self.store.key(latest) != (fetch.epoch, fetch.version))

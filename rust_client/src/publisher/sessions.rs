@@ -118,7 +118,7 @@ impl PublisherMachine {
         let patience = self.timing.gone_after;
         for name in self.roster.disconnected_workers(now, patience) {
             let why =
-                format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());
+                format!("its connection is closed, and it opened no other in {} s", patience.as_secs_f64());
             self.lose(&name, PeerEvent::Overdue, &why, now);
         }
         let timing = self.timing;

@@ -68,7 +68,7 @@ impl PublisherMachine {
             return Some(("wrong-name", text));
         }
         let text = match grant.role {
-            Role::Observer => "an observer's key reads how things stand, and gets no weights",
+            Role::Observer => "an observer's key may only watch: give a worker a key of its own",
             Role::Worker if is_relay(hello) => NO_RELAY,
             _ => return None,
         };

@@ -198,12 +198,12 @@ impl PublisherMachine {
             return Err(("absent", format!("it runs no version of {} yet, or none any more", model)));
         }
         if !self.offers(model, key) {
-            let text = format!("it runs version {}, whose bytes the publisher has no longer", key.1);
+            let text = format!("it runs version {}, whose bytes the publisher no longer has", key.1);
             return Err(("gone", text));
         }
         match self.checks.open.get(worker) {
             Some(open) if open.observer != from => {
-                refuse("busy", "another observer has it verified: ask again in a moment")
+                refuse("busy", "another observer verifies it now: ask again in a moment")
             }
             None if self.checks.open.len() >= OBSERVERS_MAX => {
                 refuse("busy", "too many workers are being verified: ask again in a moment")
