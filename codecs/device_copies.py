@@ -6,8 +6,8 @@ gather (or scatter) them, and one copy transfers the batch through a staging buf
 (the *stage*). The stage has two halves: one is filled while the other is transferred. Large tensors
 are transferred alone.
 
-    out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
-    in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
+    out   tensors ──gather (on the device)──> half of the stage ──copy (over the link)──> memory
+    in    memory ──copy (over the link)──> half of the stage ──scatter (on the device)──> tensors
 
 All copies run on two streams of this module, after all earlier work of the caller's stream. Later
 work of that stream waits on the device for the end of the copies, so the caller may write to the

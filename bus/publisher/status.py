@@ -134,7 +134,7 @@ def phase_of(state: PublisherState, model: str, incoming: Delivery, now: float) 
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(state, model, incoming)} chunks here"
     if incoming.waits:
-        text += f", which waits for who uses the old weights: {incoming.waits}"
+        text += f", which waits for users of the old weights: {incoming.waits}"
     idle = now - incoming.since
     return text + (f", no progress for {span(idle)}" if idle >= state.timing.quiet else "")
 

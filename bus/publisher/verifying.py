@@ -1,9 +1,8 @@
 """Verifies for observers that a worker's weights equal the published weights. (P24)
 
 The worker computes a CRC-32C of each of its tensors. The publisher does the same with its own
-bytes, in small steps and once for each version, and sends the observer the names of the tensors
-that differ. Each worker has at most one open check. If the worker does not answer in time, the
-publisher answers the observer.
+bytes, in small steps and once per version, and sends the names of the tensors that differ. Each
+worker has at most one open check. If it does not answer in time, the publisher answers.
 """
 
 from collections.abc import Iterator
@@ -127,7 +126,7 @@ class Checks:
             return "unsupported", f"it is behind relay {peer.through[-1]}: ask that relay"
         if CHECKING not in peer.hello.features:
             who = peer.hello.client or "its program"
-            return "unsupported", f"{who} cannot say what its weights are: it lacks `{CHECKING}`"
+            return "unsupported", f"{who} computes no checksums of weights: it lacks `{CHECKING}`"
         epoch, version = peer.runs(asked.model)
         if not version:
             return "absent", f"it runs no version of {asked.model} yet, or none any more"

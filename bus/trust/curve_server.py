@@ -1,8 +1,7 @@
 """Implements the publisher's side of CURVE on one control connection (RFC 26), without sockets.
 
 C and S are the permanent key pairs of the worker and the publisher, C' and S' are their key pairs
-for this connection. A box, written (from->to), is data that one key pair encrypts and authenticates
-for another:
+for this connection. A box (from->to) is what one key pair encrypts and authenticates for another:
 
     HELLO      C'; box of zeros (C'->S), which proves that the worker knows S
     WELCOME    box of S' and a cookie (S->C')

@@ -3,8 +3,7 @@
 Each block is encoded by itself, but the blocks of a group share a table. If the blocks of a group
 are at several encoders, none can tune the table on all of them. So a patch in parts has one table
 for each kind of elements. The table is tuned on samples of all encoders (`propose`, `agreed`). It
-fits every block, since its counts have as many bits as a full block needs, at a cost of 76 bytes
-per block.
+fits every block: its counts have the bits that a full block needs, at a cost of 76 bytes per block.
 
 A part is the patch's data for the blocks of one encoder: the entry and the body of each, in order.
 """

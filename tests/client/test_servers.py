@@ -106,7 +106,7 @@ def test_a_receipt_says_who_is_in_the_way(bus: Bus, caplog: pytest.LogCaptureFix
     (record,) = caplog.records
     assert "m version 1 has waited 1." in record.getMessage()
     for text in told:
-        assert "staged version 1, which waits for who uses the old weights: reading" in text
+        assert "staged version 1, which waits for users of the old weights: reading" in text
     for text in (*told, record.getMessage()):
         assert re.search(
             r"in task request 7 \(.*generate\) of thread MainThread for \d\.\d s", text

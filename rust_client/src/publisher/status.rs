@@ -97,7 +97,7 @@ pub(super) fn doing_text(
     };
     if !incoming.waits.is_empty() {
         let who = printable(&incoming.waits, LABEL_MAX);
-        text += &format!(", which waits for who uses the old weights: {}", who);
+        text += &format!(", which waits for users of the old weights: {}", who);
     }
     let idle = now.saturating_sub(incoming.since);
     if idle >= timing.quiet {

@@ -190,7 +190,7 @@ impl PublisherMachine {
         if !peer.hello.features.iter().any(|feature| feature == CHECKING) {
             let who = printable(&peer.hello.client, usize::MAX);
             let who = if who.is_empty() { "its program" } else { &who };
-            let text = format!("{} cannot say what its weights are: it lacks `{}`", who, CHECKING);
+            let text = format!("{} computes no checksums of weights: it lacks `{}`", who, CHECKING);
             return Err(("unsupported", text));
         }
         let key = peer.running_key(model);
