@@ -202,10 +202,10 @@ def state_of(source: object, form: Form | None = None) -> State:
             raise StateError(
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
-    return state_of_tensors(leaves, lambda name: identity(leaves[name]), outline)
+    return state_of_leaves(leaves, lambda name: identity(leaves[name]), outline)
 
 
-def state_of_tensors(
+def state_of_leaves(
     leaves: Mapping[str, Leaf],
     identity_of: Callable[[str], Hashable | None],
     outline: Outline | None = None,

@@ -2,7 +2,7 @@
 
 The worker computes a CRC-32C of each of its tensors. The publisher does the same with its own
 bytes, in small steps and once per version, and sends the names of the tensors that differ. Each
-worker has at most one open check. If it does not answer in time, the publisher answers.
+worker has at most one open check. If the worker does not answer in time, the publisher does.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,7 @@
 
 Such versions are *companions*: the announcement of each names the others. A version stays staged
 until it is committed and, for each companion whose model this worker wants, the companion or a
-newer version of that model is committed too. Then all become ready, and the user applies them
-together.
+newer version of that model is committed too. Then all become ready, and are applied together.
 """
 
 from collections.abc import Mapping

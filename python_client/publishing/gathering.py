@@ -21,7 +21,7 @@ from ...codecs.layout import NAME_SHOWN, Layout
 from ...codecs.leaves import Leaf
 from ...codecs.overflow import lost
 from ...codecs.section import Section
-from ...codecs.state import State, Streamed, signature, state_of_tensors
+from ...codecs.state import State, Streamed, signature, state_of_leaves
 from ...codecs.torch_tensors import bytes_of
 from ...codecs.words import printable
 from .. import checks
@@ -326,8 +326,7 @@ def state_of_entries(found: Sequence[Entry], members: Sequence[int]) -> tuple[St
             checked.add(mesh)
     leaves = {each.name: _leaf(each.tensor) for each in found}
     parameters = {id(leaves[each.name]) for each in found if not each.buffer}
-    identities = {each.name: each.same for each in found}
-    return state_of_tensors(leaves, identities.__getitem__), parameters
+    return state_of_leaves(leaves, {each.name: each.same for each in found}.__getitem__), parameters
 
 
 def tensors_of(found: Sequence[Entry]) -> dict[str, list[object]]:
