@@ -18,7 +18,7 @@ says whether the bytes belong to a version; the number of keepers; and a weak re
 whether a socket still has a view of the bytes. A reclaimable block goes to the first caller of
 `take_back` or `reclaim`. A kept block's phase may change; after the last `let_go`, phase and weak
 reference give its state. The table does not show workers on this host: such a worker may still copy
-from a block that is free here. Until it ends, its file lock makes `MemoryBlock.claim` return False.
+from a block that is free here. Its file lock then makes `MemoryBlock.claim` return False.
 
 The publisher's machine records another phase, that of each *version* (`publisher/phases.py`). The
 two phases meet only in `Snapshot.take_back`: if it returns False, the block was reclaimed, and the
