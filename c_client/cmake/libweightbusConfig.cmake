@@ -1,7 +1,8 @@
 # find_package(libweightbus): the targets weightbus::c (shared) and weightbus::c_static.
 #
-# The static one takes the libzmq, libcrypto and libsodium that are found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a
-# names another, LIBWEIGHTBUS_CRYPTO and LIBWEIGHTBUS_SODIUM too. A libzmq that is static, too, brings what its pkg-config file says.
+# The static target links the libzmq, libcrypto and libsodium that CMake finds, first in CMAKE_PREFIX_PATH. To use another
+# library, set LIBWEIGHTBUS_ZMQ=/path/libzmq.a, LIBWEIGHTBUS_CRYPTO or LIBWEIGHTBUS_SODIUM. With a static libzmq, the
+# libraries that its pkg-config file names are linked, too.
 
 get_filename_component(_weightbus_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
@@ -14,7 +15,7 @@ if(NOT TARGET weightbus::c)
 
   find_library(LIBWEIGHTBUS_ZMQ zmq)
   if(NOT LIBWEIGHTBUS_ZMQ)
-    set(LIBWEIGHTBUS_ZMQ zmq)  # not found here: the linker may know more
+    set(LIBWEIGHTBUS_ZMQ zmq)  # not found here: the linker may find it
   elseif(LIBWEIGHTBUS_ZMQ MATCHES "\\.a$")
     find_package(PkgConfig QUIET)
     if(PKG_CONFIG_FOUND)

@@ -1,6 +1,6 @@
-// The driver that the conformance suite runs: a worker over the ABI that says what happens to it.
+// The driver of the conformance suite: a worker over the ABI that reports its events.
 //
-// Golden vectors are about what is inside: the Rust client's driver answers them for this library.
+// Golden vectors test the inside of the library: the Rust client's driver answers them.
 
 #include <errno.h>
 #include <pthread.h>

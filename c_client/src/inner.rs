@@ -1,4 +1,4 @@
-//! The implementation of the ABI: checks arguments, keeps error messages, converts values for C.
+//! The implementation of the ABI: checks arguments, keeps error messages, and converts values for C.
 
 use crate::{
     wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_text, wb_update, wb_worker,
@@ -69,7 +69,7 @@ pub fn answer(act: impl FnOnce() -> Result<wb_code, Fault>) -> wb_code {
             code
         }
         Err(_) => {
-            set_last_error("a bug in libweightbus: standard error has more");
+            set_last_error("a bug in libweightbus: see standard error");
             wb_code::WB_PANIC
         }
     }
@@ -255,7 +255,7 @@ pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Re
     let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<T>());
     let mut copy = MaybeUninit::<T>::zeroed();
     if size < least || size > SIZE_MAX {
-        return Err(invalid(&format!("{}.size is {}, not {}: set it to sizeof", what, size, all)));
+        return Err(invalid(&format!("{0}.size is {1}, not {2}: set it to sizeof({0})", what, size, all)));
     }
     let known = size.min(all);
     // SAFETY: the caller has `size` bytes.

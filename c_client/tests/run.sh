@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that the header, the library and its packages promise: run.sh BUILD PYTHON, by `make test`.
+# Tests the header, the library and its packages: run.sh BUILD PYTHON. `make test` calls it.
 set -eu
 build=$1 python=$2
 strict="-std=c11 -Wall -Wextra -Wpedantic -Werror -O1 -g -Iinclude"

@@ -1,11 +1,11 @@
 """A real publisher for a program in C: serve.py PROGRAM [ARGUMENT...]
 
-The program gets the publisher's address as its last argument, an empty folder of its own as the
-place for temporary files (`TMPDIR`), and asks for what it needs by lines
-on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
-workers; "fill": BYTE is said of the version), "running NAME" (the version of "line" that a worker
-is known to run, 0 for none), "client NAME IT" (1 where that worker says that it runs on IT, of some
-version).
+The program gets the publisher's address as its last argument, and an empty folder for temporary
+files (`TMPDIR`). Each request is a line on its standard output, and gets a line as its answer:
+
+    publish MODEL SHAPE BYTE    publishes without waiting for workers, with the metadata "fill": BYTE
+    running NAME                the version of "line" that worker NAME runs; 0 for none
+    client NAME IT              1 if worker NAME reports the client IT, in any release; otherwise 0
 """
 
 import os

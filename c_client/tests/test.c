@@ -1,4 +1,4 @@
-// What the header says, held against a real publisher: serve.py runs this.
+// Tests what the header promises, with a real publisher: serve.py runs this program.
 
 #define _POSIX_C_SOURCE 200809L
 

@@ -1,6 +1,6 @@
 // The driver of the conformance suite: a worker that reports its events, a line of JSON each.
 //
-// Golden vectors test what is inside libweightbus: the Rust client's driver answers them.
+// Golden vectors test the inside of libweightbus: the Rust client's driver answers them.
 #include <array>
 #include <atomic>
 #include <cmath>

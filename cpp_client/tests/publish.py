@@ -1,7 +1,7 @@
 """Publish one version of a model to a program: publish.py [--first] MODEL PROGRAM [ARGUMENT...]
 
-The program gets the publisher's address as its last argument. It ends by itself, or, with --first,
-is ended once it has printed a line.
+The program gets the publisher's address as its last argument. It ends by itself. With --first, this
+script ends it once it has printed a line.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
-// The layer against a real publisher: ../c_client/tests/serve.py runs this, and publishes what is
-// asked for on standard output. Each case has models and workers of its own.
+// Tests the C++ layer with a real publisher: ../c_client/tests/serve.py runs this program, and
+// publishes what its standard output requests. Each case has models and workers of its own.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <poll.h>

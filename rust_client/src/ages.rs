@@ -1,4 +1,4 @@
-//! Keeps the ages of the publishers whose versions run at this worker, or may still be applied.
+//! Keeps the ages of the publishers whose versions run, or may still be applied, at this worker.
 //!
 //! A publisher sends its age, and a worker reports this publisher's current age to later
 //! publishers. So publishers can be ordered by their starts, even if their hosts' clocks differ.

@@ -1,8 +1,8 @@
 //! Companions: versions of several models that are published as one. (C2)
 //!
-//! Each version names its companions in its announcement. A committed version stays staged until
-//! each companion that this worker subscribes to is committed, too, or a newer version of the
-//! companion's model. Then all of them become ready at once, and the user applies them at once.
+//! Each version names its companions in its announcement. A committed version stays staged until,
+//! for each companion whose model this worker subscribes to, the companion or a newer version of its
+//! model is committed, too. Then all become ready at once, and the user applies them at once.
 
 use crate::follower::Follower;
 use crate::staging::StagedVersion;
@@ -21,7 +21,7 @@ impl Companions<'_> {
         awaited.then_some(Companions { followers })
     }
 
-    /// Makes every committed version ready that lacks no companion. Returns these versions.
+    /// Makes ready each committed version whose companions are committed, too. Returns these versions.
     pub fn complete(self) -> Vec<StagedVersion> {
         let waiting = |(follower, _): &(Follower, u64)| {
             Some((follower.model().to_owned(), follower.awaiting_companions()?.0))

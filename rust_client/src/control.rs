@@ -185,8 +185,8 @@ impl Control {
         let far = |_| Error::Address {
             address: named.to_owned(),
             text: format!(
-                "it is not on the host of the publisher ({}), and there are no keys, so this worker takes \
-                 its chunks from the publisher; use keys, or allow it with any_data_host",
+                "it is not on the host of the publisher ({}), and there are no keys, so this worker \
+                 fetches all chunks from the publisher; use keys, or allow such hosts with any_data_host",
                 publisher.address
             ),
         };
@@ -598,7 +598,7 @@ impl Line {
                 self.state = State::Open;
                 Ok(())
             }
-            _ => fault("a socket that does not speak to a DEALER: is it the address of the data?"),
+            _ => fault("the other side is no ROUTER socket: is this the address of the data?"),
         }
     }
 

@@ -1,8 +1,8 @@
 //! CURVE (ZeroMQ RFC 26), without sockets: the code that client and server share, and the client.
 //! The server is in `publisher/curve.rs`.
 //!
-//! A box is a text encrypted with the sender's secret key and the receiver's public key. C and S
-//! are the permanent keys of client and server; C' and S' are their keys for one connection.
+//! C and S are the permanent key pairs of client and server; C' and S' are their key pairs for one
+//! connection. `X->Y` is a box: bytes encrypted with the secret key of X and the public key of Y.
 //!
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)

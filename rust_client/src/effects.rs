@@ -1,4 +1,5 @@
-//! The actions that the worker's machine (`machine.rs`) returns, and the services that it calls.
+//! The actions that the worker's state machine (`machine.rs`) returns, and the services that this
+//! machine calls.
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};

@@ -1,7 +1,8 @@
-//! Decides when a worker requests the latest version of a model, after a message has named one
+//! Decides when a worker requests the latest version of a model, after a message has named a version
 //! (W4).
 //!
-//! After a failure that may not recur, the next try of the version waits. The pause doubles.
+//! After a failure that may not recur, the worker waits before it tries the version again. After each
+//! further failure, it waits twice as long.
 
 use crate::effects::Effect;
 use crate::limits::Timing;

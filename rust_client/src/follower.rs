@@ -1,7 +1,7 @@
 //! Decides which versions of one model a worker receives, stages and applies (`phases.rs`).
 //!
-//! A newer version replaces an older one that is still arriving. The worker then fetches the newer
-//! version to its end before it begins another one.
+//! A newer version replaces an older one that is still arriving. The worker then receives the
+//! newer version completely before it begins another version.
 
 use crate::effects::{Effect, Host};
 use crate::fetch_planner::FetchPlanner;
@@ -215,7 +215,7 @@ impl Follower {
     /// be writing this version into the model.
     pub fn renamed(&mut self, rename: Rename, now: Time) -> Vec<Effect> {
         let key = (rename.epoch, rename.version); // W25
-        let handed_over = self.versions.all(&HANDED_OVER).next().is_some();
+        let handed_over = self.versions.in_phases(&HANDED_OVER).next().is_some();
         let arriving = self.versions.in_phase(Phase::Arriving).map_or((0, 0), VersionEntry::key);
         let same = self.running().as_ref() == Some(&rename.was);
         if !same || handed_over || key <= self.versions.newest() || key < arriving {
@@ -579,7 +579,7 @@ impl Follower {
 
     /// True if this version or a newer one is ready or runs.
     pub fn has_at_least(&self, key: Key) -> bool {
-        self.versions.all(&[Phase::Ready, Phase::Running]).any(|entry| entry.key() >= key)
+        self.versions.in_phases(&[Phase::Ready, Phase::Running]).any(|entry| entry.key() >= key)
     }
 
     /// Makes the version ready that waited for its companions, and returns it.

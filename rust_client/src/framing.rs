@@ -1,9 +1,9 @@
 //! Frames of ZMTP 3, which both sides of the control and the data connection write and read.
 //!
 //! ```text
-//! ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
-//! │ flags │ size, 1 or 8 │    body     │
-//! └───────┴──────────────┴──── ··· ────┘
+//! ┌───────┬────────────────────┬─ ··· ─┐   flags: 1 more frames follow, 2 the size has 8 bytes,
+//! │ flags │ size, 1 or 8 bytes │ body  │          4 the frame is a command
+//! └───────┴────────────────────┴─ ··· ─┘
 //! ```
 
 use std::io;

@@ -1,9 +1,9 @@
 //! The group keys of a worker's session, which decrypt sealed messages. Messages in the clear are
 //! ignored.
 //!
-//! A session has two keys during a rotation, and forgets the older key soon after. The messages
-//! that are sealed with a group key are numbered (`count`), except chunks. A message whose `count`
-//! is not above the highest accepted `count` of its key is a replay.
+//! A session has two keys during a rotation, and forgets the older key soon after. Each
+//! message that is sealed with a group key has a number (`count`), but chunks have none. A message
+//! is a replay unless its `count` is above the highest accepted `count` of its key.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;

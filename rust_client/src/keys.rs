@@ -234,7 +234,7 @@ pub(crate) fn check_curve() -> Result<(), Error> {
     if !sealing::AVAILABLE {
         return Err(Error::Keys(
             "this weightbus was built without keys: build it with the feature \"keys\", which is on by default, \
-             or give it none"
+             or start it without keys"
                 .to_owned(),
         ));
     }

@@ -1,7 +1,7 @@
 //! Parses a layout: a safetensors header with the tensors of a version, and their positions.
 //!
 //! `Layout::parse` checks untrusted bytes before any tensor is made of them. Tied tensors are sent
-//! once; their further names are in the metadata, see `Layout::aliases`.
+//! once, under one name. The metadata has their other names (`Layout::aliases`).
 
 use crate::digest::layout_id;
 use crate::dtype::Dtype;

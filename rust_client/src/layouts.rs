@@ -113,7 +113,7 @@ impl Acceptance {
         let encryption = self.sealed.then_some(AES_256_GCM);
         if announce.encoding != "raw" || announce.encryption.as_deref() != encryption {
             let what = format!("encoding {:?}, encryption {:?}", announce.encoding, announce.encryption); // E1
-            let taken = format!("; this worker takes \"raw\" and encryption {:?}", encryption);
+            let taken = format!("; this worker accepts \"raw\" and encryption {:?}", encryption);
             return Some(("unsupported", what + &taken));
         }
         if nbytes > self.bytes_max {

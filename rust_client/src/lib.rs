@@ -1,5 +1,5 @@
-//! Client of the weight bus. A `Worker` receives a model's weights from its trainer: version by
-//! version, each one complete, verified and in place. A `Publisher` sends the versions, and reports
+//! Client of the weight bus. A `Worker` receives a model's weights from its trainer, version by
+//! version. Each version is complete, verified, and written in place. A `Publisher` sends the versions, and reports
 //! which worker runs which version.
 //!
 //! The README has examples; start with `Worker` and `Publisher`.

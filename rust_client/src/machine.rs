@@ -1,9 +1,9 @@
 //! The worker's state machine, without sockets, threads or clocks.
 //!
-//! A worker is inside or outside a session, and may probe shared memory in between
+//! A worker is outside a session, probes the publisher's shared memory, or is inside a session
 //! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
-//! staged and running versions stay as they are, and the worker repeats `hello`, so that it rejoins
-//! a restarted publisher, or joins the publisher at the next of its addresses.
+//! staged and running versions stay as they are. The worker then repeats `hello`, so that it rejoins
+//! a restarted publisher, or joins the publisher at the worker's next address.
 
 use crate::addresses::Addresses;
 use crate::ages::Ages;

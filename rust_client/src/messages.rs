@@ -1,15 +1,15 @@
-//! The messages of WBP/1: their headers, and the topics of those that are published.
+//! The messages of WBP/1: their headers, and the topics of published messages.
 //!
-//! Decoding checks types and bounds, so that no invalid value reaches a machine. Unknown fields are
-//! ignored. The structs are made from the description of the protocol.
+//! Decoding checks types and bounds, so that no invalid value reaches a state machine. Unknown fields
+//! are ignored. `make protocol` makes the structs from the description of the protocol.
 //!
-//! Observers are not workers. They send `observe` repeatedly, and each `roster` in answer has the
-//! changes since the previous one: rows of models, rows of workers, and events. Times are ages in
+//! Observers are not workers. They send `observe` repeatedly. Each answer, a `roster`, has the
+//! changes since the previous `roster`: rows of models, rows of workers, and events. Times are ages in
 //! milliseconds at the moment of the answer, so that clocks need not agree.
 //!
 //! ```text
 //! observer              publisher              worker
-//! verify(worker) ──────> check ───────────────> sums what its weights are now
+//! verify(worker) ──────> check ───────────────> computes checksums of its present weights
 //! verified <──────────── compares <──────────── checked
 //! ```
 
@@ -100,7 +100,9 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 pub fn from_publisher(header: &[u8], payload_count: usize) -> Result<FromPublisher, MessageError> {
     match decode(&open(header)?, payload_count)?.ok_or_else(|| unknown("publisher"))? {
         FromPublisher::Announce(Announce { whole: Some(_), .. }) if payload_count == 0 => {
-            Err(MessageError::Malformed("an announcement with `whole`, and without its payload".to_owned()))
+            Err(MessageError::Malformed(
+                "an announcement with `whole` must have a payload, and has none".to_owned(),
+            ))
         }
         message => Ok(message),
     }
@@ -121,7 +123,7 @@ pub fn to_publisher(header: &[u8], payload_count: usize) -> Result<ToPublisher, 
 }
 
 fn unknown(side: &str) -> MessageError {
-    MessageError::Malformed(format!("\"type\" is none that a {} sends", side))
+    MessageError::Malformed(format!("a {} sends no message of this \"type\"", side))
 }
 
 fn decode<M: Received>(object: &Object, payload_count: usize) -> Result<Option<M>, Fault> {
@@ -139,7 +141,11 @@ fn decode<M: Received>(object: &Object, payload_count: usize) -> Result<Option<M
 fn open(header: &[u8]) -> Result<Object, MessageError> {
     let malformed = |text: String| Err(MessageError::Malformed(text));
     if header.len() > HEADER_BYTES_MAX {
-        return malformed(format!("a header of {} bytes; {} are allowed", header.len(), HEADER_BYTES_MAX));
+        return malformed(format!(
+            "a header of {} bytes; at most {} are allowed",
+            header.len(),
+            HEADER_BYTES_MAX
+        ));
     }
     let object = match serde_json::from_slice(header) {
         Ok(Value::Object(object)) => object,

@@ -1,8 +1,8 @@
-//! Chooses the patch by which a version arrives, if one fits, and falls back to the whole version.
+//! Chooses how a version arrives: by a patch if one of the offered patches fits, otherwise whole.
 //!
 //! A patch builds on the exact bytes of this worker's running version. It arrives in a separate
 //! buffer, and is decoded in a separate thread. The decoded version is checked against the digest,
-//! like any version. If a patch cannot be used, the whole version is fetched instead. The running
+//! like any version. If the patch cannot be used after all, the whole version is fetched. The running
 //! version does not change meanwhile.
 
 use crate::effects::Effect;

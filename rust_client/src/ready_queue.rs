@@ -2,7 +2,7 @@
 //!
 //! At most one version of each model waits here: a newer version replaces an older one. Versions
 //! that were published as one form a *group*: they are put and taken at once. If a newer version
-//! replaces a part of a group, the other versions of this group join the group of the newer
+//! replaces one version of a group, the other versions of this group join the group of the newer
 //! version, so that no model of a group lags behind another.
 
 use crate::error::Error;

@@ -1,5 +1,5 @@
-//! Builds the messages in which a worker reports its identity and the versions of a model, and
-//! fetches chunks. Reports are sent at once, and again with every ping (W17).
+//! Builds the messages of a worker: `hello`, reports on the versions of a model, and fetches of
+//! chunks. Reports are sent at once, and again with every ping (W17).
 
 use crate::effects::Effect;
 use crate::messages::{
@@ -31,7 +31,7 @@ pub fn hello(
 /// Returns all current reports on a model, which include `failure`, the report of the last failure.
 pub fn current(versions: &VersionStore, failure: Option<Effect>) -> Vec<Effect> {
     let applying = versions.in_phase(Phase::Applying); // may hang while later versions become ready
-    let ready = versions.all(&[Phase::Ready]).chain(versions.awaiting_companions()); // C2
+    let ready = versions.in_phases(&[Phase::Ready]).chain(versions.awaiting_companions()); // C2
     let newest = ready.max_by_key(|entry| entry.key());
     let arriving = if applying.is_none() { receiving(versions) } else { None };
     let idle = arriving.is_none();
@@ -84,7 +84,7 @@ fn progress(
 
 /// Returns a `staged` report for each version in these phases whose publisher requires one (W14).
 pub fn staged(versions: &VersionStore, phases: &[Phase]) -> Vec<Effect> {
-    let due = versions.all(phases).filter(|entry| must_be_staged(entry.announce()));
+    let due = versions.in_phases(phases).filter(|entry| must_be_staged(entry.announce()));
     due.map(|entry| Effect::Send(FromWorker::Staged(staged_version(entry)))).collect()
 }
 

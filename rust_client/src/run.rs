@@ -90,7 +90,7 @@ pub struct Shared {
     pub ready_queue: ReadyQueue,
     waker: Arc<Waker>,
     stopping: AtomicBool,
-    address: AtomicUsize,                                  // index of the present address
+    address_index: AtomicUsize, // index of the present address
     pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which they happened
     calls: Mutex<Vec<Calling>>,
     state: Mutex<State>, // at the last tick
@@ -103,7 +103,7 @@ impl Shared {
             ready_queue: ReadyQueue::new()?,
             waker: Arc::new(Waker::new()?),
             stopping: AtomicBool::new(false),
-            address: AtomicUsize::new(0),
+            address_index: AtomicUsize::new(0),
             outcomes: Mutex::default(),
             calls: Mutex::default(),
             state: Mutex::default(),
@@ -162,8 +162,8 @@ impl Shared {
     }
 
     /// Returns the index of the address that the worker uses.
-    pub fn address(&self) -> usize {
-        self.address.load(Ordering::Acquire)
+    pub fn address_index(&self) -> usize {
+        self.address_index.load(Ordering::Acquire)
     }
 
     /// Makes the worker's thread send `bye` and end.
@@ -498,7 +498,7 @@ impl Loop {
         }
         self.control.change_over(to, self.now().saturating_add(pause));
         self.data.disconnect(&mut self.machine);
-        let from = self.shared.address.swap(to, Ordering::AcqRel);
+        let from = self.shared.address_index.swap(to, Ordering::AcqRel);
         let [from, to] = [from, to].map(|at| self.addresses[at].clone());
         self.notify(Event::ChangedOver { from, to });
     }
@@ -527,7 +527,7 @@ impl Loop {
             let (worker, address) = (self.worker.clone(), address.clone());
             self.shared.ready_queue.refuse(Error::Refused { worker, address, code, text });
         } else {
-            self.refusals.insert(self.shared.address(), (code, text));
+            self.refusals.insert(self.shared.address_index(), (code, text));
         }
     }
 

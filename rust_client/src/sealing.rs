@@ -1,5 +1,5 @@
 //! Encrypts and decrypts sealed payloads and messages (`docs/protocol/keys.md`, "Sealing"), for
-//! `publisher/sealer.rs` and a worker's `keyring.rs`.
+//! `publisher/sealer.rs` and a worker's `keyring.rs`. A nonce is a purpose and a number:
 //!
 //! ```text
 //! group key ──> id                              names the group key in messages

@@ -1,9 +1,9 @@
-//! Fetches chunks of versions from their sources (N1 to N3).
+//! Fetches chunks of versions from the sources that an announcement names (N1 to N3).
 //!
-//! Each source has a thread, which has a control socket and a session of level 1
+//! For each source, a thread has a control socket and a session of level 1
 //! (`docs/protocol/index.md`) until all chunks are fetched. This thread verifies and decrypts
 //! chunks. The worker's thread copies them into the buffer, so that a buffer has one writer. A
-//! window limits the number of chunks that are requested or not copied yet.
+//! window limits the number of chunks that are requested, but not yet in the buffer.
 
 use crate::checksum::crc32c;
 use crate::control::{Control, Frame};
@@ -273,7 +273,7 @@ impl Session {
         let message = from_publisher(header, count).map_err(|error| error.to_string())?;
         match message {
             FromPublisher::Welcome(welcome) if welcome.epoch != self.job.subject.epoch => {
-                return Err(format!("it is of epoch {}", welcome.epoch));
+                return Err(format!("its epoch is {}, not {}", welcome.epoch, self.job.subject.epoch));
             }
             FromPublisher::Welcome(welcome) => {
                 if let Some(keyring) = &mut self.keyring {

@@ -3,28 +3,33 @@
 //! Each chunk is in one of five states:
 //!
 //! ```text
-//! Missing ──fetch──> Requested ──┐
-//!    │                   │       ├──> Received
-//!    ├──────push─────────┼───────┤
-//!    ├──────lease────────┴─> Leased ──damaged, cut off──> Missing
-//!    └──a source has it──> AtSource ──the source's job ends──> Missing
+//! Missing             ──the worker fetches it───────> Requested
+//! Missing, Requested  ──it arrives, copied──────────> Received
+//! Missing, Requested  ──it begins to arrive─────────> Leased
+//! Leased              ──it is complete──────────────> Received
+//! Leased              ──it is damaged or cut off────> Missing
+//! Requested           ──no answer comes in time─────> Missing
+//! Missing             ──a source has it─────────────> AtSource
+//! AtSource            ──it arrives from the source──> Received
+//! AtSource            ──the source's job ends───────> Missing
 //! ```
 //!
-//! A chunk is `Leased` while its bytes are being received straight into the buffer. A second copy
-//! that arrives meanwhile is ignored, so that only one writer has this part of the buffer.
+//! A chunk is `Leased` while its bytes are being received straight into the buffer. If the same
+//! chunk arrives again meanwhile, it is ignored, so that only one writer has this part of the buffer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
-//! fetched at once. A missing chunk above it may still be pushed, and is fetched after `end`, or
+//! fetched at once. Any other missing chunk may still be pushed, and is fetched after `end`, or
 //! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
 //! answer comes in time, all requested chunks are missing again, and the timeout doubles until a
-//! chunk arrives. Answers come in the order of the requests: until a later ping is answered, the
-//! chunks may still be on their way, and the longest timeout applies.
+//! chunk arrives. Answers come in the order of the requests. So as long as the publisher has not
+//! answered a ping that was sent after a fetch, the chunks of this fetch may still be on their way,
+//! and the longest timeout applies.
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.
 //!
-//! Chunks that sources have are fetched there, in other threads. Until a source's job ends, its
-//! chunks are accepted only from this source.
+//! Chunks that sources have are fetched there, in other threads. Until a source's job ends, the
+//! chunks of the job are accepted only from this source.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;

@@ -1,6 +1,6 @@
 //! The versions of one model at a worker: the phase of each, and the memory that belongs to it.
 //!
-//! All memory of a version is owned here: dropping the version frees it.
+//! The store owns all memory of a version, and frees this memory when it drops the version.
 
 use crate::layout::Layout;
 use crate::limits::REJECTED_KEPT;
@@ -171,7 +171,7 @@ impl VersionStore {
     }
 
     /// Returns the versions in these phases, in the order of the phases.
-    pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a VersionEntry> {
+    pub fn in_phases<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a VersionEntry> {
         phases.iter().flat_map(move |phase| self.live.iter().filter(move |entry| entry.phase == *phase))
     }
 
@@ -179,7 +179,7 @@ impl VersionStore {
     /// if there is none.
     pub fn newest(&self) -> Key {
         let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
-        self.all(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
+        self.in_phases(&here).map(|entry| entry.key).max().unwrap_or((0, 0))
     }
 
     /// Adds an announced version, which replaces any other version in phase `Announced`.

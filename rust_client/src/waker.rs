@@ -1,4 +1,4 @@
-//! Wakes a thread out of `poll`.
+//! Wakes a thread that waits in `poll`.
 
 use crate::raw::fork::Own;
 use std::io::{self, Read, Write};

@@ -565,7 +565,7 @@ impl Worker {
 
     /// Returns the address that the worker uses or tries now.
     pub fn address(&self) -> &str {
-        &self.addresses[self.shared.address()]
+        &self.addresses[self.shared.address_index()]
     }
 
     /// Returns all addresses of the worker, in order of preference.
@@ -856,8 +856,10 @@ impl Worker {
             let (intact, again) = (!written, torn && !written);
             let outcome = match &why {
                 _ if index != at => {
-                    let text =
-                        format!("version {} of {} failed, which is published as one: {}", key.1, model, text);
+                    let text = format!(
+                        "version {} of {}, which is applied together with this one, failed: {}",
+                        key.1, model, text
+                    );
                     Outcome::Failed { text, intact, again }
                 }
                 Unapplied::Stale => Outcome::Stale,

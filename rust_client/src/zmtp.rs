@@ -1,16 +1,15 @@
 //! The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 //!
-//! libzmq receives each message into new memory. That costs fresh pages, a hand-over between
-//! threads, and a copy to the destination, which together take longer than the network does. So the
-//! worker reads published messages itself, and the kernel copies most bytes of a payload straight
+//! libzmq receives each message into new memory. That costs new pages, a change of thread, and
+//! a copy to the destination. Together, these take longer than the network does. So the worker reads published messages itself, and the kernel copies most bytes of a payload straight
 //! to their destination.
 //!
 //! ```text
 //! greeting (64 bytes) ──> READY ──> messages and commands
 //!
-//! a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
-//!           │ flags │ size, 1 or 8 │    body     │
-//!           └───────┴──────────────┴──── ··· ────┘
+//! a frame:  ┌───────┬────────────────────┬─ ··· ─┐   flags: 1 more frames follow, 2 the size has 8 bytes,
+//!           │ flags │ size, 1 or 8 bytes │ body  │          4 the frame is a command
+//!           └───────┴────────────────────┴─ ··· ─┘
 //! a message: topic, header, at most one payload
 //! ```
 

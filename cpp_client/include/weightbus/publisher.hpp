@@ -1,7 +1,7 @@
 // A publisher of the weight bus for C++17: it copies a model, sends it to every worker that
 // connects, and reports the outcome at each worker.
 //
-// It is a layer over libweightbus, like weightbus.hpp, which defines tensors and results.
+// It is a layer over libweightbus. Tensors and results are defined in weightbus.hpp.
 #pragma once
 
 #include <weightbus/weightbus.hpp>

@@ -1,9 +1,9 @@
 // A worker of the weight bus for C++17: it receives a model's weights from its trainer, version by
-// version, each one whole, verified, and written in place.
+// version. Each version is whole, verified, and written in place.
 //
-// This is a layer over libweightbus, whose `weightbus.h` has the details: handles that free
-// themselves, values instead of borrowed memory, and a thread for applying versions in the
-// background. Nothing throws for an ordinary outcome, and no exception of a user function enters
+// This is a layer over libweightbus, whose `weightbus.h` has the details. The layer adds handles
+// that free themselves, values instead of borrowed memory, and a thread that applies versions in the
+// background. No function throws for an ordinary outcome, and no exception of a user function enters
 // the library.
 #pragma once
 
@@ -54,7 +54,7 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return content_.index() == 0; }
   bool ok() const { return content_.index() == 0; }
 
-  // Only if ok().
+  // Call it only if ok().
   T& value() { return *std::get_if<0>(&content_); }
   const T& value() const { return *std::get_if<0>(&content_); }
   T& operator*() { return value(); }
@@ -62,7 +62,7 @@ class [[nodiscard]] Result {
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
-  // Only if not ok().
+  // Call it only if not ok().
   const Error& error() const { return *std::get_if<1>(&content_); }
 
  private:
@@ -439,13 +439,13 @@ struct Options {
   bool patches = true;
 
   // Connect to any data address that the publisher sends. If false, the data address must be on the
-  // host of the publisher's address, or at its path with a suffix; otherwise the worker fetches all
-  // versions, which is slower.
+  // host of the publisher's address, or at its path with a suffix. For any other data address, the
+  // worker fetches all versions, which is slower.
   bool any_data_host = false;
 
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
-  // the path of the folder, or the contents of the file, which begin with {. Not given: the
-  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys. With several addresses, there
+  // the path of the folder, or the contents of the file, which begin with {. If not
+  // given, the environment variable WEIGHTBUS_KEYS counts. "" means no keys. With several addresses, there
   // may be a path for each of them, in the same order, separated by commas.
   std::optional<std::string> keys;
 

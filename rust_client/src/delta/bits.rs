@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
             let zeros = (self.peek() | 1 << PEEKED).trailing_zeros();
             value += zeros;
             if value > most {
-                return Err("a code leads beyond what it may");
+                return Err("a code stands for a number above its limit");
             }
             if zeros < PEEKED {
                 self.at += zeros as usize + 1; // not beyond the end, where all bits are zeros
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         if self.peek() & ((1 << padding) - 1) == 0 {
             Ok((self.at + padding) / 8)
         } else {
-            Err("the bits behind its codes are not zero")
+            Err("the bits after its codes are not zero")
         }
     }
 
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         if self.check_padding()? == self.data.len() {
             Ok(())
         } else {
-            Err("something follows behind its codes")
+            Err("there are bytes after its codes")
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Each block gets the mode that takes the fewest bytes. A step is the distance from an old to a
 //! new value, counted in representable values. The steps of a block form one class or, for floats,
-//! sixteen classes by exponent. The probability that an element changes halves from one exponent to
-//! the next, so the gaps between changes take fewer bits if each class is coded separately. The
-//! Python encoder makes the same bytes.
+//! sixteen classes by exponent. From one exponent to the next, the probability of a change
+//! halves. So the gaps between changes take fewer bits if each class is coded separately. The Python
+//! encoder makes the same bytes.
 
 use super::format::{self, Block, Header, Kind, Mode};
 use super::scan::{self, Steps};

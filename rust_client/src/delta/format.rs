@@ -41,7 +41,7 @@ impl Header {
         let head = patch.get(..HEADER_BYTES).unwrap_or_default();
         if !head.starts_with(MAGIC) {
             return Err(PatchError(format!(
-                "{} bytes that begin with {:02x?} are not a patch; it has at least {} that begin with {:02x?}",
+                "{} bytes that begin with {:02x?} are not a patch; a patch has at least {} bytes, and begins with {:02x?}",
                 patch.len(),
                 &patch[..patch.len().min(MAGIC.len())],
                 HEADER_BYTES,
@@ -55,8 +55,8 @@ impl Header {
         }
         if !(1..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || nbytes > CHUNKS_MAX * chunk_bytes {
             return Err(PatchError(format!(
-                "digests of {} bytes by chunks of {}; 1 to {} are allowed, and {} chunks",
-                nbytes, chunk_bytes, CHUNK_BYTES_MAX, CHUNKS_MAX
+                "a patch for {} bytes in chunks of {} bytes; at most {} chunks of 1 to {} bytes are allowed",
+                nbytes, chunk_bytes, CHUNKS_MAX, CHUNK_BYTES_MAX
             )));
         }
         let [layout_id, base, target] = [24, 56, 88].map(|at| hex(&head[at..at + 32]));
@@ -157,7 +157,7 @@ pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize)
         *at += 1;
         value |= usize::from(byte & 127) << (7 * index);
         if byte == 0 && index > 0 {
-            return Err("its entry is longer than it need be");
+            return Err("its entry has more bytes than it needs");
         }
         if byte < 128 {
             return check_size(
@@ -188,7 +188,7 @@ fn check_size(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize),
     };
     match (allowed, mode, block.kind) {
         (false, ..) => Err("its body has more bytes than its mode allows, or fewer"),
-        (true, Mode::Steps, Kind::Plain) => Err("it has steps, but not elements of 16 bits"),
+        (true, Mode::Steps, Kind::Plain) => Err("it has steps, but its elements do not have 16 bits"),
         _ => Ok((mode, nbytes)),
     }
 }
@@ -226,7 +226,7 @@ pub struct Table {
 pub fn table(data: &[u8], at: &mut usize, kind: Kind) -> Result<Table, Fault> {
     let classes = data.get(*at).map_or(0, |&byte| usize::from(byte));
     if classes != 1 && !(classes == CLASSES && matches!(kind, Kind::Bf16 | Kind::F16)) {
-        return Err("a table is for 1 class, or 16 of floats of 16 bits");
+        return Err("its table must have 1 class, or 16 classes for floats of 16 bits");
     }
     let mut reader = Reader::new(&data[*at + 1..]);
     let mut rows = Vec::with_capacity(classes);

@@ -60,7 +60,7 @@ impl<'a> Patch<'a> {
         let header = Header::parse(data)?;
         if header.layout_id != layout.id || header.nbytes != layout.nbytes {
             return Err(PatchError(format!(
-                "a patch for the layout {:.12} of {} bytes; here is {:.12} of {}",
+                "the patch is for the layout {:.12} of {} bytes; this version has {:.12} of {} bytes",
                 header.layout_id, header.nbytes, layout.id, layout.nbytes
             )));
         }
@@ -70,7 +70,7 @@ impl<'a> Patch<'a> {
             patch.parse_group(&group, data, &mut at)?;
         }
         if at < data.len() {
-            return Err(PatchError(format!("{} bytes follow behind the last block", data.len() - at)));
+            return Err(PatchError(format!("{} bytes follow the last block", data.len() - at)));
         }
         Ok(patch)
     }
@@ -123,7 +123,7 @@ impl<'a> Patch<'a> {
         let made = digest_of(data);
         if made != header.target {
             return Err(PatchError(format!(
-                "the patch leads to {:.12}, and says {:.12}",
+                "the patch leads to {:.12}, but its header names {:.12}",
                 made, header.target
             )));
         }

@@ -87,13 +87,13 @@ fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(us
             _ => 0,
         };
         if large > count {
-            return Err("more of its steps are large than there are");
+            return Err("it has more large steps than steps");
         }
         total += count;
         counts.push((count, large));
     }
     if total > elements || 2 * total > reader.remaining() {
-        return Err("it has more steps than elements, or than its bytes have room for");
+        return Err("it has more steps than its elements or its bits allow");
     }
     Ok(counts)
 }
@@ -273,7 +273,7 @@ fn find_changes(
 /// Reads the positions of the overwritten elements from a body, and appends them to `at`. The new
 /// elements are at the end of the body.
 pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u32>) -> Result<(), Fault> {
-    const FAULT: Fault = "it names more elements than there are, or than its bytes have room for";
+    const FAULT: Fault = "it names more elements than the block or its bits allow";
     let (head, rest) = body.split_at(body.len().min(3));
     let (count, k) = (number(head) as usize & 0x7_ffff, number(head) as u32 >> 19);
     let codes = rest.len().checked_sub(count * width).ok_or(FAULT)?;

@@ -1,9 +1,10 @@
 //! Estimates the size of a patch from a sample, without a scan of both versions.
 //!
-//! A patch is a little larger than the entropy of the positions of the changed elements and of
-//! their new values. Coding changes by class (`encode.rs`) saves a part of the entropy of the
-//! positions, and takes longer. So the whole version is the quickest way over the fastest links, a
-//! patch with classes over the slowest links, and a patch without classes in between.
+//! A patch is a little larger than two entropies together: that of the positions of the changed
+//! elements, and that of their new values. If the changes are coded by class (`encode.rs`), the
+//! positions take fewer bytes, but the coding takes longer. So the whole version arrives first over
+//! the fastest links, a patch with classes over the slowest links, and a patch without classes over
+//! the links in between.
 //!
 //! A `Pair` has two numbers: for patches without classes, and for patches with classes. The
 //! constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
@@ -53,7 +54,8 @@ pub fn chosen(nbytes: f64, estimate: &Estimate, rate: f64, encode: Pair, decode:
     (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: estimate.work })
 }
 
-/// True if a patch without changes would save time over a link of this rate.
+/// True if the smallest patch, one without changes, would save time at this rate of the link. If
+/// not, no patch can.
 pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
     chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
 }

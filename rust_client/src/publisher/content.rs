@@ -1,5 +1,5 @@
-//! Copies the user's tensors into the content of a version: its layout, and the bytes, which are hashed
-//! in the same pass.
+//! Copies the user's tensors into the content of a version (its layout and its bytes), and hashes the
+//! bytes in the same pass.
 //!
 //! Training can go on as soon as the bytes are copied (P2). Once no worker needs the version, the next
 //! copy reuses its memory: new pages would cost more time than the copy itself.

@@ -2,8 +2,8 @@
 //! without keys or with CURVE.
 //!
 //! ```text
-//! greeting ──> handshake ──> open       within a time limit; invalid input closes the connection
-//!     └────────────┴──> refused         the peer has the rest of that time to read the reason
+//! greeting ──> handshake ──> open       must be reached in time; invalid input closes the connection
+//!     └────────────┴──> refused         until that time, the peer can read the reason
 //! ```
 //!
 //! A peer that does not speak ZMTP 3 (a browser, a probe, an older ZeroMQ) is disconnected at the first

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Each side numbers its messages, so that a replayed or delayed message is rejected. As in libzmq, each
-//! connection has its own random key for the cookie. The RFC allows one key for all connections of some
-//! minutes, but then a recorded connection could be replayed while that key is valid.
+//! connection has its own random key for the cookie. The RFC allows one key for all connections
+//! within some minutes, but then a recorded connection could be replayed while that key is valid.
 
 use crate::curve::{
     array, long_box, open_long, Session, COOKIE_BYTES, COUNT_BYTES, DENIED, HELLO, HELLO_BYTES, INITIATE,

@@ -44,7 +44,7 @@ impl PublisherKeys {
         check_path(folder)?;
         if !folder.is_dir() {
             return Err(Error::Keys(format!(
-                "{0} is not a folder: a publisher's keys are one that holds {1} and {2}/; make it with: \
+                "{0} is not a folder: the keys of a publisher must be a folder with {1} and {2}/; make it with: \
                  weightbus keygen {0} NAME...",
                 folder.display(),
                 PUBLISHER,

@@ -6,12 +6,12 @@
 //!
 //! ```text
 //! hello ──> welcome                          adds the worker to the roster     joining.rs
-//! publish ──> announce, chunk..., end        to all; or announced to some      publishing.rs
+//! publish ──> announce, chunk..., end        to all; or `announce` to some     publishing.rs
 //! fetch ──> chunk...  | announce, end | refuse(gone)                           serving.rs
 //! staged ──> commit | abort                  after the decision                calls.rs
 //! applied | staged | failed                  advance the open publishes        reports.rs
 //! below                                      reports workers behind a relay    behind.rs
-//! silence ──> lost                                                            sessions.rs
+//! silence ──> lost                           ends the worker's session        sessions.rs
 //! observe ──> roster                         what each worker runs             observers.rs
 //! verify ──> check ... verified              finds differing tensors           verifying.rs
 //! ```

@@ -94,7 +94,7 @@ const DAY: Duration = Duration::from_secs(86_400); // the default lifetime of a 
 /// ```
 #[derive(Clone, Debug)]
 pub struct PublishOptions {
-    /// Names of the workers to publish to; `None`: all workers that subscribe to the model. A
+    /// Names of the workers to publish to; `None` for all workers that subscribe to the model. A
     /// worker that joins later gets the latest version that was published to all.
     pub workers: Option<Vec<String>>,
     /// How many of the workers must reach the state `wait`.

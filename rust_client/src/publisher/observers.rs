@@ -2,12 +2,12 @@
 //!
 //! Every change has a revision number, and a request names the last revision that the observer has. So
 //! the publisher need not record what an observer has, and sends nothing without a request. An answer
-//! consists of pages with the changes since that revision, oldest first:
+//! consists of pages with the changes since that revision, oldest first. They are found in three ways:
 //!
 //! ```text
 //! a model's latest version        compared when a request arrives
 //! a worker's state                recorded on the roster at each report and event of the worker
-//! an event                        only the newest are kept
+//! an event                        recorded when it happens; only the newest events are kept
 //! ```
 
 use super::effects::{Effect, Identity, WorkerEvent};

@@ -1,4 +1,4 @@
-//! An offer: a version to publish, and the patches that lead to the version from those that workers run.
+//! An offer: a version to publish, and patches that turn the versions that workers run into this version.
 
 use super::content::Content;
 use super::roster::Peer;

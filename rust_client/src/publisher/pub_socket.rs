@@ -1,8 +1,8 @@
 //! The publisher's data socket: our own PUB socket, which sends directly from a version's memory.
 //!
 //! libzmq allocates an object for every message, and passes the object to another thread. Here the
-//! calling thread sends: a small message is sent when `send` returns, a large one in parts, when the
-//! kernel has room. Each subscriber connection has a queue. A message that does not fit into a queue is
+//! calling thread sends: when `send` returns, a small message is sent. A large message is sent in parts,
+//! whenever the kernel has room. Each subscriber connection has a queue. A message that does not fit into a queue is
 //! dropped only for that subscriber. One thread owns the socket, and no call blocks.
 
 use super::endpoints::ListenAddress;

@@ -35,7 +35,7 @@ pub enum Wait {
 /// The checked options of one publish.
 #[derive(Clone, Debug)]
 pub struct PublishTerms {
-    /// The names of the workers; `None`: all workers that subscribe to the model.
+    /// The names of the workers; `None` for all workers that subscribe to the model.
     pub workers: Option<Vec<String>>,
     pub require: Require,
     pub wait: Wait,

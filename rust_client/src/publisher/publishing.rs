@@ -1,5 +1,5 @@
-//! Publishes versions: announces and pushes a version to all workers, or announces it to single ones
-//! (P6, P7).
+//! Publishes versions: announces and pushes a version to all workers, or only announces the version to
+//! some workers (P6, P7).
 
 use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEventKind};

@@ -32,7 +32,7 @@ pub struct Push {
     pub model: String,
     pub number: u64,
     pub content: Arc<Content>,
-    /// The patch that is pushed; `None`: the whole version.
+    /// The patch that is pushed; `None` for the whole version.
     pub patch: Option<PatchId>,
     next: u64,     // index of the next chunk
     reported: u64, // most chunks that a worker has reported

@@ -4,8 +4,8 @@
 //! publisher pings the first. If the first answers, the second is refused. If the first does not answer,
 //! or its connection is closed, the second gets the name.
 //!
-//! A worker behind a relay is on the roster, too, but has no connection here. `behind.rs` changes its
-//! record when the relay reports.
+//! A worker behind a relay is on the roster, too, but has no connection here. `behind.rs` changes the
+//! worker's record when the relay reports.
 
 use super::effects::Identity;
 use super::link::Link;
@@ -25,7 +25,7 @@ pub struct Delivery {
     pub phase: ProgressPhase,
     pub chunks: u64,
     pub since: Time, // when the delivery last made progress
-    /// The patch that is delivered; `None`: the whole version.
+    /// The patch that is delivered; `None` for the whole version.
     pub patch: Option<PatchId>,
     /// The worker's text on why the version cannot be applied yet.
     pub waits: String,
@@ -337,7 +337,7 @@ impl Peer {
         }
     }
 
-    /// Records the patch by which a model's version is delivered; `None`: it is delivered whole.
+    /// Records the patch by which a model's version is delivered; `None` if it is delivered whole.
     pub fn set_patch(&mut self, model: &str, patch: Option<&PatchId>) {
         if let Some(incoming) = self.incoming.get_mut(model) {
             incoming.patch = patch.cloned();

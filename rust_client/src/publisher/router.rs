@@ -1,8 +1,8 @@
 //! The publisher's control socket: our own ROUTER socket.
 //!
-//! libzmq's ROUTER accepts peers of ZMTP 1 and 2, and even a browser looks to it like such a peer. It does
-//! not bound the frames of a message or the answers to ZMTP pings, and aborts the process if a ping comes
-//! at the wrong moment. This socket bounds every input before it stores the input, from peers with and
+//! libzmq's ROUTER accepts peers of ZMTP 1 and 2, and takes even a browser for such a peer. It does not
+//! bound the frames of a message or the answers to ZMTP pings, and it aborts the process if a ping comes at
+//! the wrong moment. This socket bounds every input before it stores the input, from peers with and
 //! without keys.
 //!
 //! One thread owns the socket, and no call blocks.

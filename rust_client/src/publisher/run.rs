@@ -436,7 +436,7 @@ impl Loop {
         for effect in effects {
             match effect {
                 Effect::Send { to, message, payload } => self.send(&to, message, payload),
-                Effect::Answer { to, header } => self.answer(&to, &header),
+                Effect::Answer { to, header } => self.send_or_drop(&to, &header),
                 Effect::Broadcast { topic, message, payload } => {
                     if let Some(message) = self.queued(topic, message, payload) {
                         self.data.send(message, self.now());
@@ -471,9 +471,9 @@ impl Loop {
         }
     }
 
-    /// Sends an answer to an observer, or a check to a worker. If the message is lost, the observer repeats
-    /// its request.
-    fn answer(&mut self, to: &[u8], header: &[u8]) {
+    /// Sends an answer to an observer, or a check to a worker, or drops it if it cannot be sent: the observer
+    /// then repeats its request.
+    fn send_or_drop(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }
 

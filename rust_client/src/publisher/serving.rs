@@ -1,4 +1,4 @@
-//! Answers fetches of versions and patches, and of chunks of either (P8).
+//! Answers fetches: of versions, of patches, and of their chunks (P8).
 
 use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};

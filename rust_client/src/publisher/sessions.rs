@@ -1,4 +1,4 @@
-//! Tracks the sessions of workers: which workers answer, return, are stuck, lost, or have left.
+//! Tracks the sessions of workers: which workers answer, return, make no progress, are lost, or have left.
 
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;

@@ -1,7 +1,8 @@
 //! Removes the socket file of a killed publisher, so that its path can be bound again.
 //!
-//! Any other file, or a socket at which a process still listens, is not removed. A lock on the folder
-//! makes checking, removing and binding one atomic step. Publishers in Python take the same lock.
+//! Any other file, or a socket at which a process still listens, is not removed. A publisher
+//! holds a lock on the folder while it checks, removes and binds the path. Publishers in Python take the
+//! same lock.
 
 use crate::raw::fork::Own;
 use crate::raw::os;

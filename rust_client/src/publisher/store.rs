@@ -1,8 +1,8 @@
 //! Keeps a publisher's versions in memory: the latest of each model, and others that are still in use (P9).
 //!
 //! A version is kept while it is the latest for some worker, waits for its commit, or is being received by
-//! a worker. If a model has more than `VERSIONS_MAX`, the least needed are dropped, so that memory is
-//! bounded whatever workers do.
+//! a worker. If a model has more than `VERSIONS_MAX`, the least needed versions are dropped, so that
+//! memory is bounded whatever workers do.
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
@@ -33,7 +33,7 @@ pub struct Version {
     /// The workers that reported why they fetch the whole version although there are patches.
     pub unpatched: BTreeSet<String>,
     pub number: u64,
-    /// The workers that the version is for; `None`: all.
+    /// The workers that the version is for; `None` for all.
     pub only: Option<Vec<String>>,
     /// The workers that still receive the version, which is kept for them.
     pub receivers: BTreeSet<String>,
@@ -261,7 +261,7 @@ impl Versions {
         }
     }
 
-    /// Records that a worker receives at most the version of this number; 0: none.
+    /// Records that a worker receives at most the version of this number; with 0, no version.
     pub fn keep_receiving_only(&mut self, worker: &str, number: u64) {
         for version in self.by_number.values_mut().filter(|version| version.number != number) {
             version.receivers.remove(worker);

@@ -270,7 +270,11 @@ impl SubscriberConnection {
         if self.requires_ticket && !std::mem::replace(&mut self.ticket_received, true) {
             let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
             input.ticket = ticket.and_then(|ticket| String::from_utf8(ticket.to_vec()).ok());
-            return if input.ticket.is_some() { Ok(()) } else { fault("it has shown no ticket") };
+            return if input.ticket.is_some() {
+                Ok(())
+            } else {
+                fault("it has shown no ticket; only workers with a key get one")
+            };
         }
         match body.first() {
             Some(2) => input.reports.push(body.split_off(1)),
@@ -282,10 +286,10 @@ impl SubscriberConnection {
                         input.topics.push(topic);
                     }
                     (Ok(topic), false) => drop(self.topics.remove(&topic)),
-                    (Err(_), _) => return fault("a topic that is none of ours"),
+                    (Err(_), _) => return fault("a topic that is not valid UTF-8"),
                 }
             }
-            _ => return fault("something else than subscriptions to topics of ours"),
+            _ => return fault("a message that is neither a report nor a valid subscription"),
         }
         Ok(())
     }

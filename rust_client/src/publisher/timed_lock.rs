@@ -1,4 +1,4 @@
-//! A lock for which threads wait only until a deadline, which `std::sync::Mutex` does not offer.
+//! A lock for which threads wait only until a deadline. `std::sync::Mutex` has no such deadline.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,8 @@
 //! Verifies, on an observer's request, whether a worker's weights equal the published ones (P24).
 //!
 //! The worker sends checksums of its tensors, in the order of their names. The publisher computes its own
-//! checksums, once for each version and in slices between other work. It compares both, and reports the
-//! tensors that differ to the observer. At most one request is open for each worker. If the worker does
+//! checksums, once for each version and in slices between other work. It compares both, and
+//! reports to the observer which tensors differ. At most one request is open for each worker. If the worker does
 //! not answer in time, the publisher reports that. No version is kept in memory for a request.
 //!
 //! ```text

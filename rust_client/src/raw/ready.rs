@@ -1,5 +1,5 @@
 //! Finds the ready connections among many. The kernel keeps the list of connections (epoll), since
-//! passing a long list at each poll (`no_epoll.rs`) takes longer than the work itself.
+//! to pass a long list at each poll (`no_epoll.rs`) takes longer than the work itself.
 
 use super::fork::Own;
 use super::os::check;
