@@ -1,8 +1,7 @@
 # find_package(libweightbus): the targets weightbus::c (shared) and weightbus::c_static.
 #
-# The static target links the libzmq, libcrypto and libsodium that CMake finds, first in CMAKE_PREFIX_PATH. To use another
-# library, set LIBWEIGHTBUS_ZMQ=/path/libzmq.a, LIBWEIGHTBUS_CRYPTO or LIBWEIGHTBUS_SODIUM. With a static libzmq, the
-# libraries that its pkg-config file names are linked, too.
+# The static target links the libzmq, libcrypto and libsodium that CMake finds, or those that LIBWEIGHTBUS_ZMQ,
+# LIBWEIGHTBUS_CRYPTO and LIBWEIGHTBUS_SODIUM name. With a static libzmq, it also links what libzmq.pc names.
 
 get_filename_component(_weightbus_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 

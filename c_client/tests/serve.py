@@ -3,7 +3,7 @@
 The program gets the publisher's address as its last argument, and an empty folder for temporary
 files (`TMPDIR`). Each request is a line on its standard output, and gets a line as its answer:
 
-    publish MODEL SHAPE BYTE    publishes without waiting for workers, with the metadata "fill": BYTE
+    publish MODEL SHAPE BYTE    publishes, waits for no worker; the metadata has "fill": BYTE
     running NAME                the version of "line" that worker NAME runs; 0 for none
     client NAME IT              1 if worker NAME reports the client IT, in any release; otherwise 0
 """

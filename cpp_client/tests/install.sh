@@ -1,5 +1,5 @@
 #!/bin/sh
-# Follows the README in an empty folder: installs, finds, links in every way, and runs: install.sh BUILD PYTHON. `make test` calls it.
+# Follows the README in an empty folder, with every way to link: install.sh BUILD PYTHON. `make test` calls it.
 # CMAKE names another CMake, such as 3.18.
 set -eu
 build=$1 python=$2 source=$(pwd) cmake=${CMAKE:-cmake}

@@ -606,7 +606,7 @@ impl Line {
     fn frame(&mut self, flags: u8, bytes: Vec<u8>, now: Time) -> io::Result<()> {
         let (flags, frame) = match &mut self.curve {
             None => (flags, Frame::Plain(bytes)),
-            Some(_) if flags & MORE != 0 => return fault("a frame that CURVE does not have"),
+            Some(_) if flags & MORE != 0 => return fault("a CURVE message of several ZMTP frames"),
             Some(curve) => {
                 curve.session().carried(&bytes).map(|(flags, body)| (flags, Frame::Carried(body)))?
             }

@@ -73,13 +73,13 @@ impl Session {
     pub fn carried(&mut self, body: &[u8]) -> io::Result<(u8, Carried)> {
         let sealed = match body.strip_prefix(MESSAGE) {
             Some(sealed) => sealed,
-            None => return fault("a frame that is not encrypted, on a connection that is"),
+            None => return fault("an unencrypted frame on an encrypted connection"),
         };
         let plain = self.open(&self.theirs.clone(), sealed)?;
         match plain.first() {
             Some(&more @ (0 | 1)) => Ok((more * MORE, Carried(plain))),
             Some(2) => Ok((COMMAND, Carried(plain))),
-            _ => fault("an encrypted frame that ZMTP 3 does not have"),
+            _ => fault("an encrypted frame with flags that ZMTP 3 does not define"),
         }
     }
 

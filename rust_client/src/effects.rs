@@ -1,5 +1,4 @@
-//! The actions that the worker's state machine (`machine.rs`) returns, and the services that this
-//! machine calls.
+//! The actions that the worker's state machine returns, and the services that the machine calls.
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Metadata, Shared};

@@ -1,8 +1,7 @@
 //! Decides when a worker requests the latest version of a model, after a message has named a version
 //! (W4).
 //!
-//! After a failure that may not recur, the worker waits before it tries the version again. After each
-//! further failure, it waits twice as long.
+//! After a failure that may not recur, the worker waits before the next try. Each pause is doubled.
 
 use crate::effects::Effect;
 use crate::limits::Timing;

@@ -13,8 +13,8 @@ use std::ops::RangeInclusive;
 /// The text of the error for an invalid field.
 pub type Fault = String;
 
-/// A JSON object in a header. Fields that are not read are ignored, so that later versions of the
-/// protocol can add fields.
+/// A JSON object in a header. Fields that are not read are ignored, so that later protocols can add
+/// fields.
 pub struct Fields<'a>(pub &'a Object);
 
 impl Fields<'_> {

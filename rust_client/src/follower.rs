@@ -265,7 +265,7 @@ impl Follower {
         self.host.open(shared, announce.nbytes)
     }
 
-    /// Makes a version ready that is complete in shared memory, from where it will be applied.
+    /// Makes a version ready whose bytes are complete in shared memory: it is applied from there.
     fn map(
         &mut self,
         announce: Announce,
@@ -582,7 +582,7 @@ impl Follower {
         self.versions.in_phases(&[Phase::Ready, Phase::Running]).any(|entry| entry.key() >= key)
     }
 
-    /// Makes the version ready that waited for its companions, and returns it.
+    /// Makes ready the version that waited for its companions, and returns this version.
     pub fn release(&mut self) -> Option<StagedVersion> {
         self.versions.commit()
     }
@@ -748,8 +748,8 @@ impl Follower {
         }
     }
 
-    /// Returns the reports to the publisher and the user that a version is not accepted: for now if
-    /// the failure may not recur, otherwise in this session.
+    /// Reports to the publisher and the user that a version is not accepted: for now if the failure
+    /// may not recur, otherwise in this session.
     fn fail(&mut self, key: Key, (code, text): Fault, now: Time) -> Vec<Effect> {
         if TRANSIENT.contains(&code) {
             self.planner.back_off(key, now);

@@ -65,7 +65,7 @@ pub struct FrameHead {
 pub fn read_head(bytes: &[u8], size_max: usize) -> io::Result<Option<FrameHead>> {
     let flags = match bytes.first() {
         Some(&flags) if flags > MORE | LONG | COMMAND || flags & (MORE | COMMAND) == MORE | COMMAND => {
-            return fault("a frame that ZMTP 3 does not have");
+            return fault("a frame with flags that ZMTP 3 does not define");
         }
         Some(&flags) => flags,
         None => return Ok(None),

@@ -129,8 +129,8 @@ fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
     let json = header.get(8..).unwrap_or_default();
     if stated != Some(json.len() as u64) || json.len() as u64 > LAYOUT_BYTES_MAX {
         return fault(format!(
-            "a header of {} bytes says that it holds {:?} bytes of JSON; it must be 8 bytes longer \
-             than that, and JSON is at most {} bytes",
+            "a header of {} bytes says that it holds {:?} bytes of JSON; a header has 8 bytes more \
+             than its JSON, and JSON has at most {} bytes",
             header.len(),
             stated.unwrap_or(0),
             LAYOUT_BYTES_MAX

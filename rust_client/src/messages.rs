@@ -100,9 +100,7 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 pub fn from_publisher(header: &[u8], payload_count: usize) -> Result<FromPublisher, MessageError> {
     match decode(&open(header)?, payload_count)?.ok_or_else(|| unknown("publisher"))? {
         FromPublisher::Announce(Announce { whole: Some(_), .. }) if payload_count == 0 => {
-            Err(MessageError::Malformed(
-                "an announcement with `whole` must have a payload, and has none".to_owned(),
-            ))
+            Err(MessageError::Malformed("an announcement with `whole` has no payload".to_owned()))
         }
         message => Ok(message),
     }
@@ -141,11 +139,7 @@ fn decode<M: Received>(object: &Object, payload_count: usize) -> Result<Option<M
 fn open(header: &[u8]) -> Result<Object, MessageError> {
     let malformed = |text: String| Err(MessageError::Malformed(text));
     if header.len() > HEADER_BYTES_MAX {
-        return malformed(format!(
-            "a header of {} bytes; at most {} are allowed",
-            header.len(),
-            HEADER_BYTES_MAX
-        ));
+        return malformed(format!("a header of {} bytes exceeds {} bytes", header.len(), HEADER_BYTES_MAX));
     }
     let object = match serde_json::from_slice(header) {
         Ok(Value::Object(object)) => object,

@@ -82,10 +82,7 @@ impl Patching {
         let wanted = || self.wanted.strong_count() > 0 && !stopped();
         let patch = Patch::parse(&self.base.layout, &self.patch).map_err(|error| error.to_string())?;
         if patch.header.target != self.digest {
-            return Err(format!(
-                "it leads to {:.12}, but {:.12} was announced",
-                patch.header.target, self.digest
-            ));
+            return Err(format!("it leads to {:.12}, not to {:.12}", patch.header.target, self.digest));
         }
         if !self.base.copy_to(&mut self.version, &wanted) {
             return Err("its base was being overwritten".to_owned());

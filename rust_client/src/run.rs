@@ -53,7 +53,7 @@ pub enum Outcome {
     /// The user's function has returned after its deadline. The failure was reported at the
     /// deadline.
     Late,
-    /// The duration of decoding a patch, or the reason that the patch cannot be used.
+    /// How long a patch took to decode, or the reason that the patch cannot be used.
     Decoded(Box<Patching>, Result<Duration, String>),
     /// A chunk of the version, from a source.
     FromSource(SourceChunk),

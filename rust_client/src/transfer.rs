@@ -3,15 +3,12 @@
 //! Each chunk is in one of five states:
 //!
 //! ```text
-//! Missing             ──the worker fetches it───────> Requested
-//! Missing, Requested  ──it arrives, copied──────────> Received
-//! Missing, Requested  ──it begins to arrive─────────> Leased
-//! Leased              ──it is complete──────────────> Received
-//! Leased              ──it is damaged or cut off────> Missing
-//! Requested           ──no answer comes in time─────> Missing
-//! Missing             ──a source has it─────────────> AtSource
-//! AtSource            ──it arrives from the source──> Received
-//! AtSource            ──the source's job ends───────> Missing
+//! Missing ──────────────fetched───────────> Requested ──no answer in time─────────> Missing
+//! Missing, Requested ───arrives whole─────> Received
+//! Missing, Requested ───begins to arrive──> Leased ─────complete──────────────────> Received
+//!                                           Leased ─────damaged, cut off──────────> Missing
+//! Missing ──────────────a source has it───> AtSource ───arrives from the source───> Received
+//!                                           AtSource ───the source's job ends─────> Missing
 //! ```
 //!
 //! A chunk is `Leased` while its bytes are being received straight into the buffer. If the same
@@ -21,9 +18,8 @@
 //! fetched at once. Any other missing chunk may still be pushed, and is fetched after `end`, or
 //! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
 //! answer comes in time, all requested chunks are missing again, and the timeout doubles until a
-//! chunk arrives. Answers come in the order of the requests. So as long as the publisher has not
-//! answered a ping that was sent after a fetch, the chunks of this fetch may still be on their way,
-//! and the longest timeout applies.
+//! chunk arrives. Answers come in the order of the requests: before the publisher answers a ping
+//! that was sent after a fetch, the chunks may still be on their way, and the longest timeout applies.
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.

@@ -130,8 +130,8 @@ pub struct VersionStore {
     mode: Mode,
     live: Vec<VersionEntry>, // oldest first
     // Versions that are not tried again in this session. A version older than these is still tried:
-    // the rejected one may have been aborted or meant for few workers, and the older one may be the
-    // latest for all workers.
+    // the rejected version may have been aborted or meant for few workers, and the older version may
+    // be the latest for all workers.
     rejected: VecDeque<Key>,
 }
 

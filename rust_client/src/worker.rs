@@ -228,8 +228,8 @@ impl Builder {
 
     /// Sets whether the worker connects to a data endpoint on any host or path that the publisher
     /// names (default: false). By default, the data endpoint must be on the host of the publisher's
-    /// address or, for `ipc`, at the path of the address plus a suffix. If it is elsewhere, the
-    /// worker fetches all versions, which is slower. With `true`, a publisher can make the worker
+    /// address or, for `ipc`, at the path of the address plus a suffix. If the endpoint is elsewhere,
+    /// the worker fetches all versions, which is slower. With `true`, a publisher can make the worker
     /// connect to anything that the worker can reach. Without keys, the same holds for the sources
     /// of a version: the other ranks of a sharded trainer.
     pub fn any_data_host(mut self, on: bool) -> Builder {
@@ -730,7 +730,7 @@ impl Worker {
     /// `None` at the deadline or once the worker is closed.
     ///
     /// While this thread waits for one target, it holds other targets for at most `HOLD_MAX`:
-    /// another thread may be reading the awaited target and waiting for one of the others.
+    /// another thread may read the awaited target, and wait for a target that this thread holds.
     fn hold(&self, group: &Group, deadline: Instant) -> Option<Vec<Hold<'_>>> {
         let open = || !self.ready_queue().is_closed();
         let targets: Vec<&Target> = group.iter().map(|staged| &self.targets[&staged.model]).collect();
@@ -772,7 +772,7 @@ impl Worker {
         self.decide(&self.functions.before, offer, writing, true)
     }
 
-    /// Rejects a version that has different values for names that share one tensor here.
+    /// Rejects a version with different values for names that share one tensor here.
     fn check_ties(&self, work: &mut Work) -> Result<(), Unapplied> {
         match (&work.hold, &work.staged.source) {
             (Hold::InPlace(_, writing), Source::Buffer(buffer)) => {
@@ -856,10 +856,8 @@ impl Worker {
             let (intact, again) = (!written, torn && !written);
             let outcome = match &why {
                 _ if index != at => {
-                    let text = format!(
-                        "version {} of {}, which is applied together with this one, failed: {}",
-                        key.1, model, text
-                    );
+                    let text =
+                        format!("version {} of {}, published with this one, failed: {}", key.1, model, text);
                     Outcome::Failed { text, intact, again }
                 }
                 Unapplied::Stale => Outcome::Stale,

@@ -67,8 +67,8 @@ struct PublisherOptions {
   std::uint64_t bases_bytes_max = 0;
 
   // A folder made by `weightbus keygen`: only workers with a key that it allows can connect, and
-  // all published data is encrypted. The folder is checked repeatedly. Not given: the folder in the
-  // environment variable WEIGHTBUS_KEYS, if it is set; "": no keys.
+  // all published data is encrypted. The folder is checked repeatedly. Default: the folder in the
+  // environment variable WEIGHTBUS_KEYS, if it is set. With "", there are no keys.
   std::optional<std::string> keys;
   std::chrono::milliseconds rekey{0};  // the lifetime of a group key; 0: a day
 

@@ -2,9 +2,9 @@
 // version. Each version is whole, verified, and written in place.
 //
 // This is a layer over libweightbus, whose `weightbus.h` has the details. The layer adds handles
-// that free themselves, values instead of borrowed memory, and a thread that applies versions in the
-// background. No function throws for an ordinary outcome, and no exception of a user function enters
-// the library.
+// that free themselves, values instead of borrowed memory, and a thread that applies versions in
+// the background. No function throws for an ordinary outcome, and no exception of a user function
+// enters the library.
 #pragma once
 
 #include <weightbus.h>
@@ -444,9 +444,9 @@ struct Options {
   bool any_data_host = false;
 
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
-  // the path of the folder, or the contents of the file, which begin with {. If not
-  // given, the environment variable WEIGHTBUS_KEYS counts. "" means no keys. With several addresses, there
-  // may be a path for each of them, in the same order, separated by commas.
+  // the path of the folder, or the contents of the file, which begin with {. Default: the
+  // environment variable WEIGHTBUS_KEYS, if it is set. With "", there are no keys. With several
+  // addresses, there may be a path for each of them, in the same order, separated by commas.
   std::optional<std::string> keys;
 
   // Called in the worker's own thread, which answers the publisher: it must not block, and must not

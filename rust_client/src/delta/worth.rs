@@ -2,9 +2,8 @@
 //!
 //! A patch is a little larger than two entropies together: that of the positions of the changed
 //! elements, and that of their new values. If the changes are coded by class (`encode.rs`), the
-//! positions take fewer bytes, but the coding takes longer. So the whole version arrives first over
-//! the fastest links, a patch with classes over the slowest links, and a patch without classes over
-//! the links in between.
+//! positions take fewer bytes, but the coding takes longer. So the fastest links need whole versions,
+//! the slowest links patches with classes, and links in between patches without classes.
 //!
 //! A `Pair` has two numbers: for patches without classes, and for patches with classes. The
 //! constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).
@@ -54,8 +53,7 @@ pub fn chosen(nbytes: f64, estimate: &Estimate, rate: f64, encode: Pair, decode:
     (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: estimate.work })
 }
 
-/// True if the smallest patch, one without changes, would save time at this rate of the link. If
-/// not, no patch can.
+/// True if some patch may save time over a link of this rate: the smallest one, without changes.
 pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
     chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
 }

@@ -136,7 +136,7 @@ impl Bases {
         offer
     }
 
-    /// Records the time that making a patch `took`; its result is a version of `nbytes` bytes.
+    /// Records that a patch to a version of `nbytes` bytes took this long to make.
     fn record_encode_time(&mut self, way: Way, nbytes: u64, took: Duration) {
         let work = way.work * nbytes as f64;
         if work > 0.0 {
@@ -148,12 +148,12 @@ impl Bases {
     /// Returns how to make the patch on a base; `None` if the whole version is likely to arrive sooner.
     ///
     /// All workers that run the base get the same patch, and the publish waits longest for the
-    /// slowest. So the choice is the best patch for the slowest worker that gains by a patch. A worker
-    /// with a link of unknown rate is assumed to need no patch. A worker that has not decoded a patch
-    /// yet is assumed to decode as fast as this process.
+    /// slowest. So this is the best patch for the slowest of the workers that gain time by a patch. A
+    /// worker with a link of unknown rate is assumed to need no patch. A worker that has not decoded a
+    /// patch yet is assumed to decode as fast as this process.
     ///
     /// Every `PACE_EVERY` decisions, this process measures a sample, and all workers are assumed to
-    /// decode as fast as that. Otherwise one slow decode of a worker could exclude patches forever.
+    /// decode as fast as this process. Otherwise one slow decode of a worker could exclude patches forever.
     fn choose_way<'a>(
         &mut self,
         base: &Content,

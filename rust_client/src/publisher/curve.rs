@@ -23,7 +23,7 @@ use crate::framing::fault;
 use crate::raw::sodium::{self, Key, Pair, PROOF_BYTES};
 use std::io;
 
-/// The client's last command, and the data that handling its next command needs.
+/// The client's last command, and the data for its next command.
 enum Step {
     None,
     /// The public key of C', and the key that encrypts the cookie.

@@ -59,7 +59,7 @@ impl Link {
         }
     }
 
-    /// Records that decoding a patch of cost `work` took `micros` microseconds (0: unknown) (D11).
+    /// Records that a patch of cost `work` was decoded in `micros` microseconds; 0 if unknown (D11).
     /// Ignores the first patch, which takes far longer, because the worker allocates memory for it.
     pub fn record_decode(&mut self, micros: u64, work: f64, classes: bool) {
         let decoded_before = std::mem::replace(&mut self.decoded_before, true);

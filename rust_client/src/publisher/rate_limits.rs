@@ -44,7 +44,7 @@ impl TokenBucket {
         enough
     }
 
-    /// True if the bucket is full, and so can be replaced by a new one.
+    /// True if the bucket is full: it then equals a new bucket, and need not be kept.
     pub fn is_full(&self, Rate(_, per_second): Rate, now: Time) -> bool {
         now.saturating_sub(self.updated_at).as_secs_f64() * per_second >= self.spent
     }

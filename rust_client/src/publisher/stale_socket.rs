@@ -1,8 +1,7 @@
 //! Removes the socket file of a killed publisher, so that its path can be bound again.
 //!
-//! Any other file, or a socket at which a process still listens, is not removed. A publisher
-//! holds a lock on the folder while it checks, removes and binds the path. Publishers in Python take the
-//! same lock.
+//! Any other file, or a socket at which a process still listens, is not removed. Publishers,
+//! also those in Python, lock the folder while they check, remove and bind the path.
 
 use crate::raw::fork::Own;
 use crate::raw::os;

@@ -2,9 +2,8 @@
 //!
 //! The instruction adds 8 bytes to a CRC. Its result is available after three cycles, but the next
 //! instruction can start after one cycle. So three CRCs are computed at once, each over a third of
-//! a block. To combine them, each CRC but the last is multiplied by a power of
-//! x modulo the polynomial: this appends zeros for the later thirds (`tests` show the origin of the
-//! constants).
+//! a block. To combine them, each but the last is multiplied by a power of x modulo the polynomial,
+//! which appends zeros for the later thirds (`tests` show the origin of the constants).
 //!
 //! The functions take and return the state of a CRC, without the inversions at the beginning and
 //! the end.
