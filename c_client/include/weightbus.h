@@ -138,8 +138,8 @@ typedef struct {
 
 // Called in the thread of the worker or publisher, which also answers the other side: the function
 // must not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(),
-// which then return at once; the thread ends after this call. Another thread that frees the handle
-// waits for the end of the call. In a publisher's function, do not call wb_publish(),
+// which return at once: the thread ends after the function. Another thread that frees the handle
+// waits for the end of the function. In a publisher's function, do not call wb_publish(),
 // wb_publish_safetensors() or wb_wait_for_workers(): they would wait until their timeouts.
 typedef void (*wb_on_event)(const wb_event *event, void *user);
 
@@ -182,8 +182,8 @@ typedef struct {
   wb_on_event on_event;
   // Passed to all functions here; valid in any thread until the worker is freed.
   void *user;
-  // Decides once for each version whether it runs, before readers see the version and before it
-  // is reported. After a rejection the previous snapshot stays, but no version runs in your
+  // Decides once for each version whether it runs, before readers see the version and before the
+  // worker reports it. After a rejection the previous snapshot stays, but no version runs in your
   // memory (WB_TORN).
   wb_decide apply;
   // Decides before any byte of a model changes. After a rejection the previous version still
@@ -202,16 +202,16 @@ typedef struct {
   // most 256 characters. NULL: "weightbus-c/" and this library's version.
   const char *client;
   // This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
-  // or of the folder, or the content of the file, which begins with {. NULL: the environment's
-  // WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, `keys` may have a path
-  // for each of them, in the same order, separated by commas.
+  // or of the folder, or the content of the file, which begins with {. NULL stands for the
+  // environment variable WEIGHTBUS_KEYS, if it is set, and "" for no keys. With several
+  // addresses, `keys` may have a path for each, in the same order, separated by commas.
   const char *keys;
   // True: every version arrives whole, never as a patch on the running version. With `partial`
   // or `cast`, patches need a second copy of the running version.
   bool whole_only;
   // Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-  // on the host of `address`, or at the path of `address` with a suffix; otherwise the worker
-  // fetches all versions, which is slower.
+  // on the host of `address`, or at the path of `address` with a suffix. With any other endpoint,
+  // the worker fetches all versions, which is slower.
   uint64_t any_data_host;
 } wb_options;
 
@@ -306,8 +306,8 @@ typedef struct {
   size_t bases;
   uint64_t bases_bytes_max;
   // A folder from `weightbus keygen`: only workers with a key that it allows can connect, and
-  // all published data is sealed. The folder is read repeatedly. NULL: the environment's
-  // WEIGHTBUS_KEYS, else no keys. "": no keys.
+  // all published data is sealed. The folder is read repeatedly. NULL stands for the
+  // environment variable WEIGHTBUS_KEYS, if it is set, and "" for no keys.
   const char *keys;
   // With keys: time after which a new group key replaces the current one; 0: a day.
   uint32_t rekey_ms;
@@ -326,12 +326,12 @@ typedef struct {
   size_t at_least;
   // WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
   uint32_t wait;
-  // True: no worker applies the version before the required number has staged it. If too few
-  // stage it in time, none applies it.
+  // True: no worker applies the version before the required number of workers has staged it. If
+  // too few workers stage it in time, no worker applies it.
   bool together;
   // Time limit of the whole publish; 0: 60 s.
   uint32_t timeout_ms;
-  // Least number of workers that "all" stands for: the publish waits for missing ones. 0: the
+  // Least number of workers that "all" stands for: the publish waits for missing workers. 0: the
   // publisher's `expect`.
   size_t expect;
   // Encoding for workers that accept patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
@@ -422,9 +422,9 @@ wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch)
 wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
 
 // Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
-// the running one, by the number that wb_look(), wb_read() and wb_latest() return now (a restarted
-// publisher may rename it), or one of the last few that wb_receive() returned. Returns WB_NOTHING
-// for other versions.
+// one of the last few that wb_receive() returned, or the running version, by the number that
+// wb_look(), wb_read() and wb_latest() return now (a restarted publisher may change this number).
+// Returns WB_NOTHING for other versions.
 wb_code wb_metadata_of(const wb_worker *worker,
                        const char *model,
                        uint64_t epoch,

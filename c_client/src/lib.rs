@@ -89,8 +89,8 @@ pub struct wb_event {
 
 /// Called in the thread of the worker or publisher, which also answers the other side: the function
 /// must not wait, and must not free the handle. It may call wb_close() or wb_publisher_close(),
-/// which then return at once; the thread ends after this call. Another thread that frees the handle
-/// waits for the end of the call. In a publisher's function, do not call wb_publish(),
+/// which return at once: the thread ends after the function. Another thread that frees the handle
+/// waits for the end of the function. In a publisher's function, do not call wb_publish(),
 /// wb_publish_safetensors() or wb_wait_for_workers(): they would wait until their timeouts.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
@@ -138,8 +138,8 @@ pub struct wb_options {
     pub on_event: wb_on_event,
     /// Passed to all functions here; valid in any thread until the worker is freed.
     pub user: *mut c_void,
-    /// Decides once for each version whether it runs, before readers see the version and before it
-    /// is reported. After a rejection the previous snapshot stays, but no version runs in your
+    /// Decides once for each version whether it runs, before readers see the version and before the
+    /// worker reports it. After a rejection the previous snapshot stays, but no version runs in your
     /// memory (WB_TORN).
     pub apply: wb_decide,
     /// Decides before any byte of a model changes. After a rejection the previous version still
@@ -158,16 +158,16 @@ pub struct wb_options {
     /// most 256 characters. NULL: "weightbus-c/" and this library's version.
     pub client: *const c_char,
     /// This worker's keys, for a publisher with keys: the path of its file from `weightbus keygen`,
-    /// or of the folder, or the content of the file, which begins with {. NULL: the environment's
-    /// WEIGHTBUS_KEYS, else no keys. "": no keys. With several addresses, `keys` may have a path
-    /// for each of them, in the same order, separated by commas.
+    /// or of the folder, or the content of the file, which begins with {. NULL stands for the
+    /// environment variable WEIGHTBUS_KEYS, if it is set, and "" for no keys. With several
+    /// addresses, `keys` may have a path for each, in the same order, separated by commas.
     pub keys: *const c_char,
     /// True: every version arrives whole, never as a patch on the running version. With `partial`
     /// or `cast`, patches need a second copy of the running version.
     pub whole_only: bool,
     /// Not 0: the data endpoint may be on any host or path that the publisher names. 0: it must be
-    /// on the host of `address`, or at the path of `address` with a suffix; otherwise the worker
-    /// fetches all versions, which is slower.
+    /// on the host of `address`, or at the path of `address` with a suffix. With any other endpoint,
+    /// the worker fetches all versions, which is slower.
     pub any_data_host: u64, // 64 bits: not in the padding, where older programs may have any bytes
 }
 
@@ -285,8 +285,8 @@ pub struct wb_publisher_options {
     pub bases: usize,
     pub bases_bytes_max: u64,
     /// A folder from `weightbus keygen`: only workers with a key that it allows can connect, and
-    /// all published data is sealed. The folder is read repeatedly. NULL: the environment's
-    /// WEIGHTBUS_KEYS, else no keys. "": no keys.
+    /// all published data is sealed. The folder is read repeatedly. NULL stands for the
+    /// environment variable WEIGHTBUS_KEYS, if it is set, and "" for no keys.
     pub keys: *const c_char,
     /// With keys: time after which a new group key replaces the current one; 0: a day.
     pub rekey_ms: u32,
@@ -324,12 +324,12 @@ pub struct wb_publish_options {
     pub at_least: usize,
     /// WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
     pub wait: u32,
-    /// True: no worker applies the version before the required number has staged it. If too few
-    /// stage it in time, none applies it.
+    /// True: no worker applies the version before the required number of workers has staged it. If
+    /// too few workers stage it in time, no worker applies it.
     pub together: bool,
     /// Time limit of the whole publish; 0: 60 s.
     pub timeout_ms: u32,
-    /// Least number of workers that "all" stands for: the publish waits for missing ones. 0: the
+    /// Least number of workers that "all" stands for: the publish waits for missing workers. 0: the
     /// publisher's `expect`.
     pub expect: usize,
     /// Encoding for workers that accept patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
@@ -578,9 +578,9 @@ pub unsafe extern "C" fn wb_receive(
 }
 
 /// Returns the publisher's metadata of a version, to be freed by wb_metadata_free(). The version is
-/// the running one, by the number that wb_look(), wb_read() and wb_latest() return now (a restarted
-/// publisher may rename it), or one of the last few that wb_receive() returned. Returns WB_NOTHING
-/// for other versions.
+/// one of the last few that wb_receive() returned, or the running version, by the number that
+/// wb_look(), wb_read() and wb_latest() return now (a restarted publisher may change this number).
+/// Returns WB_NOTHING for other versions.
 #[no_mangle]
 pub unsafe extern "C" fn wb_metadata_of(
     worker: *const wb_worker,
