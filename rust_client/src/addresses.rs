@@ -1,4 +1,4 @@
-//! Chooses which of a worker's control addresses to use. They are in order of preference. (W37)
+//! Chooses the control address that a worker uses. The addresses are in order of preference. (W37)
 //!
 //! A worker changes over to the next address when the present one fails, and returns to the first
 //! one when a probe shows that a publisher answers there again.

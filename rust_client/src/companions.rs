@@ -1,8 +1,8 @@
 //! Companions: versions of several models that are published as one. (C2)
 //!
 //! Each version names its companions in its announcement. A committed version stays staged until,
-//! for each companion whose model this worker subscribes to, the companion or a newer version of its
-//! model is committed, too. Then all become ready at once, and the user applies them at once.
+//! for each companion whose model this worker subscribes to, the companion or a newer version of
+//! its model is committed, too. Then all become ready at once, and the user applies them at once.
 
 use crate::follower::Follower;
 use crate::staging::StagedVersion;

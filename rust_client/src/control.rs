@@ -2,7 +2,7 @@
 //!
 //! libzmq's DEALER accepts a message of any number of frames, and reads further messages while the
 //! worker is busy. This socket reads only when the worker has time, and stores no more of a message
-//! than a publisher may send. With keys, it uses CURVE and accepts only the owner of the pinned key.
+//! than a publisher may send. With keys, it uses CURVE and accepts only the pinned key's owner.
 
 use crate::curve::{key_of, Carried, Client, DENIED, FRAME_BYTES};
 use crate::endpoint::Endpoint;

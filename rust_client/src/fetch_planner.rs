@@ -1,5 +1,4 @@
-//! Decides when a worker requests the latest version of a model, after a message has named a version
-//! (W4).
+//! Decides when a worker requests a model's latest version, once a message names that version (W4).
 //!
 //! After a failure that may not recur, the worker waits before the next try. Each pause is doubled.
 

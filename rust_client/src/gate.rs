@@ -3,7 +3,7 @@
 //! A waiting writer has priority over new readers, so that steady reading cannot keep new weights
 //! out. The writer's wait has a deadline, so that no reader waits forever. While the user's
 //! function decides on a written version, readers wait, too. Once the function exceeds its
-//! deadline, readers enter and check the model's state.
+//! deadline, readers get access, and check the model's state.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -3,7 +3,7 @@
 //!
 //! A session has two keys during a rotation, and forgets the older key soon after. Each
 //! message that is sealed with a group key has a number (`count`), but chunks have none. A message
-//! is a replay unless its `count` is above the highest accepted `count` of its key.
+//! whose `count` is at most the highest accepted `count` of its key is a replay.
 
 use crate::base64;
 use crate::digest::bytes_of_hex;

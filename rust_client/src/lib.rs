@@ -1,6 +1,6 @@
 //! Client of the weight bus. A `Worker` receives a model's weights from its trainer, version by
-//! version. Each version is complete, verified, and written in place. A `Publisher` sends the versions, and reports
-//! which worker runs which version.
+//! version. Each version is complete, verified, and written in place. A `Publisher` sends the
+//! versions, and reports which worker runs which version.
 //!
 //! The README has examples; start with `Worker` and `Publisher`.
 #![deny(unsafe_code)]

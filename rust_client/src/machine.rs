@@ -2,8 +2,8 @@
 //!
 //! A worker is outside a session, probes the publisher's shared memory, or is inside a session
 //! (`phases::SESSIONS`). In a session, each message goes to the follower of its model. Outside,
-//! staged and running versions stay as they are. The worker then repeats `hello`, so that it rejoins
-//! a restarted publisher, or joins the publisher at the worker's next address.
+//! staged and running versions stay as they are. The worker then repeats `hello`, so that it
+//! rejoins a restarted publisher, or joins the publisher at the worker's next address.
 
 use crate::addresses::Addresses;
 use crate::ages::Ages;

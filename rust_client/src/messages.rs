@@ -1,11 +1,11 @@
 //! The messages of WBP/1: their headers, and the topics of published messages.
 //!
-//! Decoding checks types and bounds, so that no invalid value reaches a state machine. Unknown fields
-//! are ignored. `make protocol` makes the structs from the description of the protocol.
+//! Decoding checks types and bounds, so that no invalid value reaches a state machine. Unknown
+//! fields are ignored. `make protocol` makes the structs from the description of the protocol.
 //!
 //! Observers are not workers. They send `observe` repeatedly. Each answer, a `roster`, has the
-//! changes since the previous `roster`: rows of models, rows of workers, and events. Times are ages in
-//! milliseconds at the moment of the answer, so that clocks need not agree.
+//! changes since the previous `roster`: rows of models, rows of workers, and events. Times are ages
+//! in milliseconds at the moment of the answer, so that clocks need not agree.
 //!
 //! ```text
 //! observer              publisher              worker

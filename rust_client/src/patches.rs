@@ -2,8 +2,8 @@
 //!
 //! A patch builds on the exact bytes of this worker's running version. It arrives in a separate
 //! buffer, and is decoded in a separate thread. The decoded version is checked against the digest,
-//! like any version. If the patch cannot be used after all, the whole version is fetched. The running
-//! version does not change meanwhile.
+//! like any version. If the patch cannot be used after all, the whole version is fetched. The
+//! running version does not change meanwhile.
 
 use crate::effects::Effect;
 use crate::layout::Layout;

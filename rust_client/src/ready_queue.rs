@@ -1,9 +1,9 @@
 //! The queue of ready versions, from the worker's thread to the user's threads.
 //!
 //! At most one version of each model waits here: a newer version replaces an older one. Versions
-//! that were published as one form a *group*: they are put and taken at once. If a newer version
-//! replaces one version of a group, the other versions of this group join the group of the newer
-//! version, so that no model of a group lags behind another.
+//! that were published as one form a *group*: they enter and leave the queue together. If a newer
+//! version replaces one version of a group, the other versions of this group join the group of the
+//! newer version, so that no model of a group lags behind another.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;

@@ -3,8 +3,8 @@
 //!
 //! A segment is a header of 4096 bytes (magic, token, the stamp of the version) and the data
 //! section. The publisher fills a segment under an exclusive lock. The worker copies under a shared
-//! lock, and checks the stamp before and after the copy. Neither side waits for a lock: a worker
-//! that is too late fetches the version over the network.
+//! lock, and checks the stamp before and after the copy. Neither side waits for a lock. A worker
+//! that gets no lock, or finds another stamp, fetches the version over the network.
 
 use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, digest};

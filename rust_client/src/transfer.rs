@@ -11,15 +11,15 @@
 //!                                           AtSource ───the source's job ends─────> Missing
 //! ```
 //!
-//! A chunk is `Leased` while its bytes are being received straight into the buffer. If the same
-//! chunk arrives again meanwhile, it is ignored, so that only one writer has this part of the buffer.
+//! A chunk is `Leased` while its bytes are being received straight into the buffer. If the chunk
+//! arrives again meanwhile, it is ignored, so that this part of the buffer has only one writer.
 //!
 //! Pushed chunks come in order. A missing chunk below the highest pushed one was lost, and is
 //! fetched at once. Any other missing chunk may still be pushed, and is fetched after `end`, or
 //! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
 //! answer comes in time, all requested chunks are missing again, and the timeout doubles until a
 //! chunk arrives. Answers come in the order of the requests: before the publisher answers a ping
-//! that was sent after a fetch, the chunks may still be on their way, and the longest timeout applies.
+//! that was sent after a fetch, the chunks may still arrive, and the longest timeout applies.
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.

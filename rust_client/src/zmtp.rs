@@ -1,8 +1,8 @@
 //! The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 //!
-//! libzmq receives each message into new memory. That costs new pages, a change of thread, and
-//! a copy to the destination. Together, these take longer than the network does. So the worker reads published messages itself, and the kernel copies most bytes of a payload straight
-//! to their destination.
+//! libzmq receives each message into new memory. That costs new pages, a change of thread, and a
+//! copy: together, these take longer than the network does. So the worker reads published messages
+//! itself, and the kernel copies most bytes of a payload straight to their destination.
 //!
 //! ```text
 //! greeting (64 bytes) ──> READY ──> messages and commands

@@ -2,8 +2,8 @@
 //!
 //! Each block gets the mode that takes the fewest bytes. A step is the distance from an old to a
 //! new value, counted in representable values. The steps of a block form one class or, for floats,
-//! sixteen classes by exponent. From one exponent to the next, the probability of a change
-//! halves. So the gaps between changes take fewer bits if each class is coded separately. The Python
+//! sixteen classes by exponent. From one exponent to the next, the probability of a change halves.
+//! So the gaps between changes take fewer bits if each class is coded separately. The Python
 //! encoder makes the same bytes.
 
 use super::format::{self, Block, Header, Kind, Mode};

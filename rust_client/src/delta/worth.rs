@@ -2,8 +2,8 @@
 //!
 //! A patch is a little larger than two entropies together: that of the positions of the changed
 //! elements, and that of their new values. If the changes are coded by class (`encode.rs`), the
-//! positions take fewer bytes, but the coding takes longer. So the fastest links need whole versions,
-//! the slowest links patches with classes, and links in between patches without classes.
+//! positions take fewer bytes, but the coding takes longer. So the fastest links need whole
+//! versions, the slowest links patches with classes, and links in between patches without classes.
 //!
 //! A `Pair` has two numbers: for patches without classes, and for patches with classes. The
 //! constants were measured, and equal those of the Python publisher (`codecs/delta/worth.py`).

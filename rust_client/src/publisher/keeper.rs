@@ -1,11 +1,11 @@
 //! A thread that writes a publisher's latest versions to the state folder, without delaying publishes.
 //!
 //! `offer` queues a version and returns. If the disk is slow, a newer version of the model replaces the
-//! queued one. Before each write, the thread waits for a limited time until no publish is in
-//! progress. The queue has only a weak reference to a version's memory: a write alone holds the memory. After a write, the
-//! thread pauses for a multiple of the time that the write took, because the system is still busy with
-//! the data. If a write fails, the thread reports the error and goes on with the next version. Only
-//! two calls wait for the disk: `record`, for at most a second, and `close`.
+//! queued one. Before each write, the thread waits for a limited time until no publish is in progress. The
+//! queue has only a weak reference to a version's memory: a write alone holds the memory. After a write,
+//! the thread pauses for a multiple of the time that the write took, because the system is still busy with
+//! the data. If a write fails, the thread reports the error and goes on with the next version. Only two
+//! calls wait for the disk: `record`, for at most a second, and `close`.
 
 use super::content::Content;
 use super::run::{Shared, Work};

@@ -471,8 +471,8 @@ impl Loop {
         }
     }
 
-    /// Sends an answer to an observer, or a check to a worker, or drops it if it cannot be sent: the observer
-    /// then repeats its request.
+    /// Sends an answer to an observer, or a check to a worker. Drops a message that cannot be sent: the
+    /// observer then repeats its request.
     fn send_or_drop(&mut self, to: &[u8], header: &[u8]) {
         let _ = self.router.send(to, header, &Payload::None, self.now());
     }

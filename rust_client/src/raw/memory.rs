@@ -1,5 +1,5 @@
-//! Tensors in memory that this crate does not own, such as a C program's, and `Home`, one memory for
-//! all tensors of a model.
+//! Tensors in memory that this crate does not own, such as a C program's, and `Home`, one memory
+//! for all tensors of a model.
 
 use crate::dtype::Dtype;
 use crate::layout::Layout;
