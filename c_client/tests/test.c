@@ -92,7 +92,7 @@ static void what_cannot_be_is_said(void) {
     const char* added;
   } later = {.known = options, .added = "set"};  // a program that was compiled with a later header
   later.known.size = sizeof later;
-  EXPECT(wb_connect(&later.known, &worker) == WB_INVALID && strstr(wb_error(), "too old"));
+  EXPECT(wb_connect(&later.known, &worker) == WB_INVALID && strstr(wb_error(), "newer library"));
   later.added = NULL;
   EXPECT(wb_connect(&later.known, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
   options.size = offsetof(wb_options, apply);  // a program that was compiled with the first header

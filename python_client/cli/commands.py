@@ -368,8 +368,7 @@ def bridge(
         ),
     ],
     folder: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="A folder for versions that the servers can read."),
+        Path, typer.Option(metavar="DIR", help="A folder that the servers can read.")
     ],
     server_folder: Annotated[
         str | None, typer.Option(metavar="PATH", help="The servers' path to DIR, if it differs.")
@@ -385,11 +384,7 @@ def bridge(
     ] = None,
     unchecked: Annotated[
         bool,
-        typer.Option(
-            "--unchecked",
-            metavar="",
-            help="Load versions that cannot be checked, too.",
-        ),
+        typer.Option("--unchecked", metavar="", help="Load versions that cannot be checked."),
     ] = False,
     lora: Annotated[
         str | None,
