@@ -402,7 +402,7 @@ class Applier:
         return self._layouts[model] if self._key_of(model) == key else None
 
     def _key_of(self, model: str) -> tuple[int, int] | None:
-        """Return epoch and number of the version that a model runs; None: it runs none."""
+        """Return epoch and number of the version that a model runs; None if it runs none."""
         update = self._running.get(model)
         return None if update is None else (update.epoch, update.version)
 

@@ -11,8 +11,8 @@ from ...codecs.leaves import Leaf
 from ...codecs.parts import Box
 from ...codecs.words import printable
 
-Side = slice | tuple[int, int] | None  # the interval in one dimension; None: all of it
-Slices = Mapping[str, Side | Sequence[Side]]
+DimSlice = slice | tuple[int, int] | None  # the interval in one dimension; None: all of it
+Slices = Mapping[str, DimSlice | Sequence[DimSlice]]
 
 
 class Part:
@@ -42,13 +42,13 @@ class Part:
 
     def __init__(self, target: object, slices: Slices) -> None:
         self.target = target
-        self.slices = {name: _sides(name, sides) for name, sides in slices.items()}
+        self.slices = {name: _checked_slices(name, sides) for name, sides in slices.items()}
 
     def __repr__(self) -> str:
         return f"<Part of {len(self.slices)} tensors for a {type(self.target).__name__}>"
 
 
-def _sides(name: str, sides: Side | Sequence[Side]) -> tuple[Side, ...]:
+def _checked_slices(name: str, sides: DimSlice | Sequence[DimSlice]) -> tuple[DimSlice, ...]:
     """Return `sides` as a tuple, after the checks that need no shape."""
     is_pair = isinstance(sides, tuple) and len(sides) == 2 and all(type(x) is int for x in sides)
     given = (sides,) if sides is None or isinstance(sides, slice) or is_pair else (*sides,)
@@ -65,11 +65,11 @@ def _sides(name: str, sides: Side | Sequence[Side]) -> tuple[Side, ...]:
                 f"slices[{name!r}] has {side!r}; give a slice of step 1, a pair (begin, end), or "
                 "None for each dimension"
             )
-    return cast("tuple[Side, ...]", given)
+    return cast("tuple[DimSlice, ...]", given)
 
 
 def boxes_of(
-    slices: Mapping[str, tuple[Side, ...]],
+    slices: Mapping[str, tuple[DimSlice, ...]],
     names: Callable[[], Iterable[str]] | None,
     *,
     strict: bool,
@@ -100,7 +100,7 @@ def boxes_of(
     return boxes
 
 
-def _box(layout: Layout, name: str, sides: tuple[Side, ...]) -> Box | None:
+def _box(layout: Layout, name: str, sides: tuple[DimSlice, ...]) -> Box | None:
     """Return (begin, end) in each dimension; None if the layout does not have the tensor."""
     try:
         shape = layout.by_name(name).shape

@@ -8,8 +8,8 @@ truncated file kills the process (SIGBUS). So a caller that expects changes, suc
 passes `load=True`: the files are then read into memory, and rejected if they changed during that.
 Other callers can check `changed` after they have used the tensors.
 
-The path of a checkpoint is that of a safetensors file; of a folder with one such file; of a folder
-with shards and their index, as Hugging Face writes them; or of that index.
+The path of a checkpoint leads to a safetensors file, to a folder with one such file, to a folder
+with shards and their index (the format of Hugging Face), or to such an index.
 """
 
 import mmap

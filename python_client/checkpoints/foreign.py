@@ -1,4 +1,4 @@
-"""Identifies files and folders of other formats than safetensors, with advice.
+"""Identifies files and folders in formats other than safetensors, and gives advice.
 
 Only names and first bytes are examined. Nothing is ever unpickled.
 """

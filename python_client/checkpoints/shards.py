@@ -98,7 +98,7 @@ class Index:
             if name not in layouts[self.path.parent / file].signatures:
                 raise CheckpointError(
                     f"{self.path.parent / file} does not hold {name!r}, but {self.path.name} "
-                    f"lists it there: the shards are of another version than the index; {AGAIN}"
+                    f"lists it there: the shards do not belong to this index; {AGAIN}"
                 )
         seen = dict(self.weight_map)
         for path, layout in layouts.items():
@@ -107,7 +107,7 @@ class Index:
                 if not home:
                     raise CheckpointError(
                         f"{path} holds {name!r}, which {self.path.name} does not name: the index "
-                        f"is of another version than the shards; {AGAIN}"
+                        f"does not belong to the shards; {AGAIN}"
                     )
                 if home != path.name:
                     raise CheckpointError(

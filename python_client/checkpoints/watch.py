@@ -7,8 +7,8 @@ seconds so that two writes may have the same times, the digest decides whether t
 
 While a save overwrites shards in place, the files are a mixture of two saves for some seconds.
 Programs write the index last. So the files are of one save if no shard is newer than the index, and
-no shard is unchanged since the previous checkpoint. A mixture that does not change is loaded after
-`SET_SECONDS`, with a warning.
+every shard has changed since the previous checkpoint. If a mixture stays unchanged for
+`SET_SECONDS`, it is loaded, with a warning.
 """
 
 import time

@@ -104,9 +104,9 @@ def bridge(screen: Screen, wanted: SubscribeOptions, served: BridgeOptions) -> i
         target = served.target(engines)
         undo.callback(target.close)
         _wait_for_servers(screen, served, target)
-        where = f"loaded by {', '.join(served.urls)}"
+        outcome = f"loaded by {', '.join(served.urls)}"
         fields = {"servers": list(served.urls), "path": str(served.folder)}
-        return follow(screen, wanted, target, where, _ServerCheck(screen, target), **fields)
+        return follow(screen, wanted, target, outcome, _ServerCheck(screen, target), **fields)
 
 
 def _wait_for_servers(screen: Screen, served: BridgeOptions, target: ServedTarget) -> None:

@@ -23,8 +23,8 @@ BY_REFUSAL = {
     "not-allowed": "an observer's key is needed: weightbus keygen DIR --observer NAME",
     "revoked": "ask the owner of the publisher's key folder for another key",
     "limit": "close a page or a `top` somewhere",
-    "malformed": "the publisher is of an earlier version, which accepts no observers: upgrade it",
-    "protocol-version": "the publisher speaks another protocol: install the same version here",
+    "malformed": "the publisher runs an earlier release, which accepts no observers: upgrade it",
+    "protocol-version": "the publisher speaks another protocol: install the same release here",
 }
 
 

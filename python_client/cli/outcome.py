@@ -1,10 +1,10 @@
 """Runs a command, ends it with an exit code, and shows an error as one line without traceback.
 
-0     done; or a command that runs until stopped (publish --watch, relay, subscribe, bridge) was
-      stopped
-1     not achieved: too few workers, a version that could not be applied, a server that refuses, a
-      damaged file, an address in use, an extra that is not installed
-2     wrong usage: a call that can never work, such as with a missing file or an invalid name
+0     the command is done, or was stopped if it runs until then (publish --watch, relay, subscribe,
+      bridge)
+1     not achieved: for example, there are too few workers, a version cannot be applied, a server
+      refuses a call, a file is damaged, an address is in use, or an extra is not installed
+2     wrong usage: the call can never work, for example with a missing file or an invalid name
 129   hung up (SIGHUP: the terminal or ssh session was closed) before the command was done
 130   interrupted (SIGINT, Ctrl-C) before the command was done
 143   terminated (SIGTERM) before the command was done

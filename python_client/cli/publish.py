@@ -151,8 +151,8 @@ class PublishJob:
             screen.warn(
                 f"{checkpoint.path}: of its metadata, {', '.join(rest[:10])}"
                 + (f" and {len(rest) - 10} more" if len(rest) > 10 else "")
-                + f" stay behind: at most {METADATA_MAX} entries and {METADATA_BYTES_MAX} bytes "
-                "travel"
+                + f" are not published: a version has at most {METADATA_MAX} entries and "
+                f"{METADATA_BYTES_MAX} bytes of metadata"
             )
         return found
 

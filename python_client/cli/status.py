@@ -1,4 +1,4 @@
-"""`weightbus status`: reports to scripts whether all workers run the newest versions.
+"""`weightbus status`: reports to scripts, by its exit code, whether all workers are up to date.
 
 0     all workers run the newest versions, or are behind for less time than an apply may take
 1     some workers are lost, stuck, failed, or behind for longer; or too few are connected; or a
@@ -7,7 +7,7 @@
       time
 
 `weightbus status --ready`, for the probes of an orchestrator, only tests whether the publisher or
-relay can serve workers: 0 yes, 1 no.
+relay can serve workers. Its exit code is 0 if so, else 1.
 """
 
 import time
@@ -20,7 +20,7 @@ from rich.text import Text
 from ...bus.errors import AddressError, RefusedError
 from ...bus.units import span
 from ..keys import worker_keys
-from ..observing.diagnosis import BEHIND_SECONDS, cut_off
+from ..observing.diagnosis import BEHIND_SECONDS, cut_off_text
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
@@ -69,7 +69,7 @@ def ready(screen: Screen, address: str, timeout: float, keys: Path | None = None
         why = _unreadable(observer, address, timeout)
         reachable = observer.heard_at is not None
         if not why and not observer.view.models(time.monotonic()):
-            why = cut_off(observer.view)
+            why = cut_off_text(observer.view)
     if why:
         screen.error(why)
     else:
@@ -138,8 +138,8 @@ def shortfall(
     ]
     live = sum(row.state != "lost" and not row.relay for row in view.workers.values())
     if live < expect:
-        bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
-    if alone := cut_off(view):
+        bad.insert(0, f"{live} of {counted(expect, 'worker')} are connected")
+    if alone := cut_off_text(view):
         bad.insert(0, alone)
     return "; ".join(bad[:10]) + (f"; and {len(bad) - 10} more" if len(bad) > 10 else "")
 

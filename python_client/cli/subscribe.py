@@ -96,20 +96,20 @@ def follow(
     screen: Screen,
     wanted: SubscribeOptions,
     target: Target,
-    where: str,
+    outcome: str,
     check: Callable[[], object] = bool,
     **fields: object,
 ) -> int:
     """Apply one version, or every version until stopped; return the exit code.
 
-    For each version, show the text `where` and emit the JSON `fields`. While no version arrives,
+    For each version, show the text `outcome` and emit the JSON `fields`. While no version arrives,
     call `check` repeatedly.
     """
     targets = {wanted.model: target}
     with Subscriber(wanted.addresses, targets, name=wanted.name, keys=wanted.keys) as subscriber:
         screen.say(f"{subscriber.name} for {wanted.model} of {wanted.address}", DIM)
         receive = partial(_receive, screen, wanted, subscriber, check)
-        show = partial(_show, screen, where, fields)
+        show = partial(_show, screen, outcome, fields)
         if wanted.once:
             show(receive())
         else:
@@ -179,11 +179,11 @@ def _receive(
     )
 
 
-def _show(screen: Screen, where: str, fields: Mapping[str, object], update: Update) -> None:
+def _show(screen: Screen, outcome: str, fields: Mapping[str, object], update: Update) -> None:
     # Show an applied version.
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
-        f"{size(update.nbytes)}  {where} in {span(update.seconds)}"
+        f"{size(update.nbytes)}  {outcome} in {span(update.seconds)}"
         + (f"  {metadata_text(update.metadata)}" if update.metadata else "")
     )
     screen.emit(

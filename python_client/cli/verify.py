@@ -56,7 +56,7 @@ class WorkerVerdict:
         if self._missing:
             return f"it sent checksums of only {answer.count:,} of {answer.names:,} tensors"
         if answer.unlike:
-            return f"{answer.unlike:,} cannot be compared: of other dtypes, or not in its model"
+            return f"{answer.unlike:,} cannot be compared: their dtypes differ, or it lacks them"
         return ""
 
 
@@ -77,12 +77,12 @@ def verify(
                 found = _verify_all(observer, worker, model, timeout)
         except RefusedError as error:
             earlier = (
-                " (it is of an earlier version: upgrade it)" if error.code == "malformed" else ""
+                " (it runs an earlier release: upgrade it)" if error.code == "malformed" else ""
             )
             why = f"{error}{earlier}"
     if not why and not found:
         named = " ".join(each for each in (worker, model) if each)
-        why = f"no worker {named} is there".replace("  ", " ")
+        why = f"no worker {named} is connected".replace("  ", " ")
     if why:
         screen.error(why)
         screen.emit("verify", achieved=False, text=why, workers=[])

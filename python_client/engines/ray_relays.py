@@ -607,7 +607,7 @@ def _ray(caller: str) -> Any:
 
 
 def _cluster() -> object:
-    """Return values that identify the cluster and this program's job; None: Ray has ended."""
+    """Return values that identify the cluster and this program's job; None if Ray has ended."""
     ray = _ray("")
     if not ray.is_initialized():
         return None
@@ -635,7 +635,7 @@ def _actor_names(name: str) -> set[str]:
 
 
 def _actor(name: str) -> Any:
-    """Return the actor with this name; None: there is none."""
+    """Return the actor with this name; None if there is none."""
     try:
         return _ray("").get_actor(name, namespace=NAMESPACE)
     except ValueError:

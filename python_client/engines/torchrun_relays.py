@@ -1,13 +1,14 @@
 """Starts a relay on each node of a torchrun script, and gives every rank the relays' addresses.
 
-Theory of operation: the ranks *meet* by keys in torchrun's store; each wait has a deadline.
+Theory of operation: the ranks *meet* by keys in torchrun's store; each wait has a deadline. In the
+keys, N is the number of a meeting, R that of a rank, and G that of a node (GROUP_RANK).
 
     key       written by                     value
-    rounds    rank 0                         the number of meetings so far: the N of the last one
-    N/join/R  each other rank                its node, and the publisher's address, if known
-    N/plan    rank 0, once all have joined   the relays' upstream; or why there are no relays
-    N/relay/G local rank 0 of a node         the address of its relay; or why there is none
-    N/end     rank 0, once all relays run    all addresses; or why there are none
+    rounds    rank 0                         the number of meetings so far
+    N/join/R  rank R, except rank 0          its node, and the publisher's address, if known
+    N/plan    rank 0, once all have joined   the relays' upstream, or why there are no relays
+    N/relay/G local rank 0 of node G         the address of its relay, or why there is none
+    N/end     rank 0, once all relays run    the addresses of all relays, or why there are none
 
 The store outlives an elastic restart, and so do its keys. torchrun gives ranks nothing that
 identifies an incarnation of the group: TORCHELASTIC_RESTART_COUNT counts only the failures of a
@@ -301,7 +302,7 @@ def meet(
                 meeting.failed(error)
                 raise
             meeting.placed(placed)
-        rows = rows_of(own, plan, meeting.finish(plan))
+        rows = addresses_for(own, plan, meeting.finish(plan))
         undo.pop_all()
     return Relays([at for at, _ in rows], [of for _, of in rows], relay, keep)
 
@@ -477,11 +478,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:SHOWN]))}{more}"
 
 
-def rows_of(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tuple[str, str]]:
+def addresses_for(own: _Join, plan: _Plan, placed: Mapping[int, _Placed]) -> list[tuple[str, str]]:
     """Return the addresses for a rank, each with the relay's name, in order of preference.
 
-    The relays of other nodes begin with the next node, so that the workers of different nodes do
-    not all change over to the same relay.
+    The list begins at the rank's own node, so that workers do not all change over to one relay.
     """
     nodes = sorted(placed, key=lambda node: (node < own.node, node))
     reached = [placed[n] for n in nodes if placed[n].host == own.host or not placed[n].local]

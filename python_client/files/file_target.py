@@ -8,8 +8,8 @@ that it replaces; the first file gets those of any new file of this user (`umask
 file in a world-writable folder is not replaced, since the new file would belong to this user.
 
 The file's header is not the layout of the version. The header has the same tensors in the same
-order, and metadata: `"format": "pt"`, which transformers 4 requires; and the version's metadata,
-except entries that readers would mistake for the name of a tied tensor.
+order, and the version's metadata, except entries that readers would mistake for the name of a tied
+tensor. To the metadata it adds `"format": "pt"`, which transformers 4 requires.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Keeps a publisher's state on disk: a folder with its versions, its epoch, and a lock.
 
     weightbus.json                         the epoch, and for each file: name, digest, chunk size
-    policy@1795253000123-42.safetensors    a version: model, epoch, number; its exact bytes
+    policy@1795253000123-42.safetensors    the exact bytes of the version MODEL@EPOCH-NUMBER
     weightbus.lock                         locked by the publisher that uses the folder
 
 Theory of operation: a file counts only if the table, `weightbus.json`, names it. A version is
@@ -12,9 +12,9 @@ A disk may damage bytes, and users may copy files. So the table contains its own
 is checked against its digest each time it is read.
 
 Versions are weights, so this module creates the folder and its files as private: modes 0700 and
-0600. A folder with the set-group-ID bit is meant for a group, which gets the folder's permissions
-for the files, too. Files are opened relative to the folder's descriptor. No link in the folder is
-followed, and in a world-writable folder no other user's file is used.
+0600. A folder with the set-group-ID bit is meant for a group: its files get the permissions that
+the folder gives this group. Files are opened relative to the folder's descriptor. No link in the
+folder is followed, and in a world-writable folder no other user's file is used.
 
 This module starts no thread; `state_writer.py` has the thread that writes.
 """
@@ -305,7 +305,7 @@ class StateFolder(StateIndex, Closable):
                 who = holder or "which has only just started"
                 reason = f"belongs to another publisher that is running ({who}): stop that one"
             raise StateFolderError(
-                f"the state folder {self.path} {reason}, or give this one a folder of its own"
+                f"the state folder {self.path} {reason}, or use another folder here"
             )
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{me}\n".encode(), 0)
@@ -314,16 +314,16 @@ class StateFolder(StateIndex, Closable):
         """Remove other users' access to files that earlier releases created with wider modes."""
         if os.fstat(self._home).st_mode & stat.S_IWOTH:
             log.warning(
-                "every user of this host may write to the state folder %s, and so have other "
-                "weights offered from it: chmod 700 it, or use a folder of your own",
+                "every user of this host may write to the state folder %s, and could put other "
+                "weights there for workers: chmod 700 it, or use a folder of your own",
                 self.path,
             )
         names = [n for n in os.listdir(self._home) if n in (TABLE, LOCK, DAMAGED) or _OURS.match(n)]
         if some := [n for n in names if self._make_private(n, lock_mode if n == LOCK else None)]:
             log.warning(
-                "other users of this host could read %d files of the state folder %s, as an "
-                "earlier version wrote them; they are closed to them now (mode %o). To let a group "
-                "read versions, chgrp the folder and chmod it to 2750",
+                "other users of this host could read %d files of the state folder %s, which an "
+                "earlier release created; the mode of these files is now %o. To let a group read "
+                "versions, chgrp the folder and chmod it to 2750",
                 len(some),
                 self.path,
                 self._mode,
@@ -543,9 +543,9 @@ def _table_of(text: bytes) -> _Table:
     return msgspec.json.decode(sealed.table, type=_Table)
 
 
-def newest(names: Iterable[Key]) -> tuple[Key, ...]:
+def newest(keys: Iterable[Key]) -> tuple[Key, ...]:
     """Return the newest `NAMES_MAX` keys, the newest first."""
-    return tuple(sorted(set(names), reverse=True)[:NAMES_MAX])
+    return tuple(sorted(set(keys), reverse=True)[:NAMES_MAX])
 
 
 def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:

@@ -2,7 +2,7 @@
 
 The checksums are computed step by step, in a separate thread that exists only while there are
 requests. An apply that begins meanwhile waits for at most one step, of some MiB. If another version
-runs then, the checksums are discarded.
+runs at the end, the checksums are discarded.
 """
 
 import logging

@@ -84,7 +84,7 @@ def _descriptors() -> Finding:
 
 
 def available() -> int | None:
-    """Return the bytes of memory that a process here can still allocate; None: unknown."""
+    """Return the bytes of memory that a process here can still allocate; None if unknown."""
     of_host = [line for line in _lines(PROC / "meminfo") if line.startswith("MemAvailable:")]
     free = [*(1024 * int(line.split()[1]) for line in of_host), *_free_in_cgroup()]
     return min(free) if free else None
@@ -123,14 +123,14 @@ def _memory() -> Finding | None:
 
 
 def room_for(name: str, nbytes: int) -> Finding | None:
-    """Return the finding whether a version of a model fits into free memory; None if unknown."""
+    """Return whether a version of a model fits into free memory, as a finding; None if unknown."""
     free = available()
     if free is None or not nbytes:
         return None
     text = f"a version of {name} has {nbytes / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free"
     if free >= nbytes:
         return Finding("memory", "well", f"{text} here")
-    advice = "a worker on this host would answer `no-memory`: free some, or read shared memory"
+    advice = "a worker here would answer `no-memory`: free some, or let it read shared memory"
     return Finding("memory", "problem", f"{text} here", advice)
 
 
@@ -140,7 +140,7 @@ def _address_space() -> Finding | None:
     if not finite:
         return None
     text = f"a process may have {min(finite) / 2**30:.1f} GiB of address space (ulimit -v, -d)"
-    advice = "mapped versions count there too: `ulimit -v unlimited`, or six times a model"
+    advice = "mapped versions count, too: set `ulimit -v unlimited`, or six times a model's size"
     return Finding("address space", "note", text, advice)
 
 

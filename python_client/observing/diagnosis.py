@@ -18,12 +18,13 @@ BEHIND_SECONDS = 5.0  # seconds that a worker may be behind without a report, as
 CUT_OFF, REJOINED = "cut-off", "rejoined"  # events of a relay: it lost its publisher; it has one
 FIND_PUBLISHER = "is that publisher there? The relay joins by itself as soon as one answers"
 
+REFUSED = "the log of the refused process has the same reason"
 BY_CODE = {
     "layout-mismatch": (
         "publisher and worker have different models: compare how they are made; strict=False lets "
         "a worker's model lack tensors, cast=True lets it have other dtypes"
     ),
-    "layout-invalid": "its bytes were damaged in transit, or its publisher is of another version",
+    "layout-invalid": "its bytes were damaged in transit, or its publisher runs another release",
     "unsupported": "the worker's client does not support this: upgrade the client",
     "too-large": "the version is larger than the worker accepts: raise its bytes_max=",
     "too-many-chunks": "publish in larger chunks: chunk_bytes=",
@@ -42,11 +43,11 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
         ahead: Seconds that the publisher's clock is ahead of the local one; None: unknown.
     """
     yield from _clock(ahead)
-    if alone := cut_off(view):
+    if alone := cut_off_text(view):
         yield Finding("relay", "problem", alone, FIND_PUBLISHER)
     count = len(view.workers)
     if not count:
-        text, advice = "no worker is there", START_ONE
+        text, advice = "no worker is connected", START_ONE
         yield Finding("workers", "note", text, advice)
     bad = [s for s in view.standings(now) if s.verdict != "current"]
     yield from (_of_worker(standing) for standing in bad[:WORKERS_SHOWN])
@@ -57,11 +58,11 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
         yield Finding("workers", "well", f"all {count} run the newest versions")
     for event, at in view.events:
         if event.kind == "refused" and now - at < EVENTS_SECONDS:
-            yield Finding("refused", "problem", event.text, "its own log has the same reason")
+            yield Finding("refused", "problem", event.text, REFUSED)
 
 
-def cut_off(view: View) -> str:
-    """Return the text that a relay lost its publisher; empty: it has one, or is a publisher."""
+def cut_off_text(view: View) -> str:
+    """Return the event's text if the observed relay has lost its publisher, else ""."""
     changes = (event for event, _ in reversed(view.events) if event.kind in (CUT_OFF, REJOINED))
     last = next(changes, None)
     return last.text if last is not None and last.kind == CUT_OFF else ""
@@ -93,18 +94,17 @@ def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trou
         standings: The state of each worker with each of its models, the worst first.
         now: The time on the monotonic clock.
     """
-    lost = cut_off(view)
+    lost = cut_off_text(view)
     found = [Trouble("problem", lost, FIND_PUBLISHER)] if lost else list[Trouble]()
     found += [_trouble(group) for group in _groups(standings)]
     refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
-    advice = "its own log has the same reason"
-    found += (Trouble("problem", text, advice) for text in sorted(refused))
+    found += (Trouble("problem", text, REFUSED) for text in sorted(refused))
     if not standings:
-        found.append(Trouble("note", "no worker is there", START_ONE))
+        found.append(Trouble("note", "no worker is connected", START_ONE))
     else:
         subscribed = {s.model for s in standings}
         found += (
-            Trouble("note", f"no worker takes {name}", "do workers subscribe to another model id?")
+            Trouble("note", f"no worker subscribes to {name}", "do workers use another model id?")
             for name in view.models(now)
             if name not in subscribed
         )

@@ -69,7 +69,7 @@ METRICS: Final = {
         Row("weightbus_model_workers", "gauge", ("model", "state"),
             "Workers of a model; state is current, behind, stuck, failed or lost."),
         Row("weightbus_model_lag_versions", "gauge", ("model",),
-            "Versions that the worker that is there and farthest behind is behind."),
+            "By how many versions the last of the connected workers is behind."),
         Row("weightbus_model_lag_seconds", "gauge", ("model",),
             "Seconds since a version was published that some connected worker does not run yet."),
         Row("weightbus_worker_version", "gauge", ("model", "worker"),
@@ -96,7 +96,7 @@ class Metrics(Collector):
     Args:
         refresh: Returns an up-to-date view.
         malformed: Returns the number of received messages that broke the protocol.
-        relay: Returns the status of the relay; None: it is no relay.
+        relay: Returns the status of the relay; None if it is no relay.
     """
 
     def __init__(

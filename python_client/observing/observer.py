@@ -129,7 +129,7 @@ class Observer(Closable):
         return False
 
     def _verified(self, request: Verify, until: float) -> Verified | None:
-        """Return the answer to a request; None at the time `until`."""
+        """Return the answer to a request; None if none arrives before `until`."""
         while time.monotonic() < until:
             for answer in self._answers(until):
                 if isinstance(answer, Verified) and request == replace(

@@ -1,4 +1,4 @@
-"""Merges the pages of a publisher's roster into a view, and tells which workers are behind.
+"""Merges the pages of a publisher's roster into a view, and shows which workers are behind.
 
 The commands `top` and `status`, the dashboard and the metrics all show this view. This module does
 no I/O.

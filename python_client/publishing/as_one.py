@@ -1,4 +1,4 @@
-"""Helps `publish_many` publish versions of several models as one: copies, decision, receipts."""
+"""Publishes versions of several models as one, for `Publisher.publish_many`."""
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping

@@ -339,7 +339,7 @@ def _leaf(tensor: "Leaf | Shards") -> Leaf:
 
 
 def _about(tensor: "Leaf | Shards", name: str) -> list[object]:
-    """Return the dtype, the shape, and how the tensor is sharded (empty: not)."""
+    """Return the dtype, the shape, and how the tensor is sharded (empty if it is whole)."""
     dtype, shape = signature(name, _leaf(tensor))
     return [dtype, [*shape], tensor.how if isinstance(tensor, Shards) else ""]
 
@@ -360,7 +360,7 @@ def _plan(found: Sequence[Entry], unique: Sequence[Entry], members: Sequence[int
 
 
 def difference(plan: str, found: Mapping[str, Entry]) -> str:
-    """Return how this rank's model differs from rank 0's plan; empty: not, or there is no plan."""
+    """Return how this rank's model differs from rank 0's plan; empty if not, or without a plan."""
     if not plan:
         return ""
     lead: dict[str, list[object]] = json.loads(plan)["tensors"]

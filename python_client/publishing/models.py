@@ -202,7 +202,7 @@ class Bases:
     def choose(
         self, layout: Layout, old: Bytes, new: Bytes, patch_candidates: Collection[PatchCandidate]
     ) -> Way | None:
-        """Return the kind of patch to make; None: the whole version arrives sooner.
+        """Return the kind of patch to make; None if the whole version arrives sooner.
 
         All workers that run a base get the same patch. Its kind is the best one for the slowest
         worker to which a patch arrives sooner, since the publish waits longest for this worker. A

@@ -162,7 +162,7 @@ def _required_names(require: object, workers: tuple[str, ...] | None) -> frozens
         raise ValueError(f"require={require!r}: give 1 to {WORKERS_MAX} names of workers")
     others = sorted(names.difference(workers)) if workers is not None else []
     if others:
-        raise ValueError(f"require= names {', '.join(others)}, who are not in workers=")
+        raise ValueError(f"require= names {', '.join(others)}, which are not in workers=")
     return names
 
 

@@ -1,16 +1,16 @@
 """Lets the ranks of a process group agree on each publish, and exchange bytes with deadlines.
 
 Theory of operation: if one rank does not make a collective call, the other ranks wait in it, and
-the group breaks. So the ranks first agree through the keys of the group's store. Rank 0 opens a
-*round*; each call of the store has a deadline, and involves only one rank and the store:
+the group breaks. So the ranks first agree through the keys of the group's store: each call of the
+store has a deadline, and involves no other rank. Rank 0 opens *rounds*; N is the number of a round.
 
     key        written by           value
-    rounds     rank 0               how many rounds there were; the last one may be open
+    rounds     rank 0               the number of rounds so far; the last one may be open
     N/plan     rank 0               the names, dtypes, shapes and shards of its model
-    N/RANK     each other rank      the round in which its connections were made (0: none), and what
-                                    differs or has failed, if anything
+    N/RANK     each other rank      the round in which it made its connections (0: it has none), and
+                                    how its model differs from the plan, or what has failed
     N/verdict  the first to decide  "go" and the round in which all ranks made their connections (0:
-                                    make new ones); or why nothing is published
+                                    they make new ones), or why nothing is published
     N/end      the first to fail    why the round failed after the verdict
     N/outcome  rank 0               "go" if it has published, else why not
     text/HASH  rank 0               a text that several rounds use, by its hash
@@ -20,8 +20,8 @@ whose deadline passes before. A round with a verdict is closed: a rank that come
 the next round. So after an error, all ranks may simply try again.
 
 Then each rank connects to the others in a separate gloo group, which later rounds reuse. A failure
-breaks only this group, no group of the user's, and the next round makes a new one. Only tensors
-that torch itself must gather, such as those on GPUs, go through the groups of their mesh.
+breaks only this group, not the user's, and the next round makes a new group. Only tensors that
+torch itself must gather, such as those on GPUs, go through the groups of their mesh.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ FAULTS_SHOWN = 4  # ranks that an error names
 ANSWER_SECONDS = 3.0  # seconds after a deadline for the store to answer
 SILENT = (
     "rank 0 does not answer: the process that has the store of torch.distributed is stopped, or "
-    "its host is not reached"
+    "its host cannot be reached"
 )
 FIRST_BYTES = 4096  # size of the first message of `Round.send_bytes`; longer data needs a second
 TEXTS_KEPT = 8  # shared texts that stay in the store
@@ -278,7 +278,7 @@ class Ranks:
         Args:
             plan: The plan of rank 0, with which the other ranks compare their model.
             timeout: Seconds for all ranks to join, and again for the exchange.
-            fault: Why rank 0 will not publish, as a verdict for the other ranks; empty: it will.
+            fault: Why rank 0 will not publish, as a verdict for the other ranks; empty if it will.
 
         Raises:
             StateError: The models differ, or one cannot be published.
@@ -323,7 +323,7 @@ class Ranks:
         """Join the round that rank 0 opens, on another rank; return it once all have joined.
 
         Args:
-            answer: Returns how this rank differs from rank 0's plan; empty: it does not.
+            answer: Returns how this rank differs from rank 0's plan; empty if not.
             timeout: Seconds for all ranks to join, and again for the exchange.
 
         Raises:
@@ -412,7 +412,7 @@ class Ranks:
 
     @store_errors()
     def set_outcome(self, number: int, fault: str) -> None:
-        """Set a round's outcome, on rank 0: why it did not publish, as a verdict; empty: it did."""
+        """Set a round's outcome, on rank 0: why nothing was published, as a verdict, or empty."""
         self.store.set(f"{number}/outcome", fault or GO)
 
     @store_errors()
@@ -568,7 +568,7 @@ class Round:
                 rank, work = works.pop()
                 self._wait(work, rank, what, until - time.monotonic())
         finally:
-            works.clear()  # as in `_wait`
+            works.clear()  # an unfinished work keeps the connections open: see `_wait`
 
     def send_bytes(self, other: int, data: bytes, what: str, left: float = math.inf) -> None:
         """Send any number of bytes to another rank, which calls `receive_bytes`."""

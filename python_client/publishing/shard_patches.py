@@ -1,14 +1,14 @@
 """Makes patches to versions of which each rank has a part: each rank encodes its own blocks.
 
-Theory of operation: the base of a patch is the version before. A rank keeps its part of the base
-anyway until its part of the next version is ready, for workers that fetch it; so a base needs no
+Theory of operation: the base of a patch is the version before. For workers that fetch the base, a
+rank keeps its part of it anyway until its part of the next version is ready. So a base needs no
 extra memory. For each version of which workers accept patches, the ranks
 
 1. exchange the bytes of blocks in which another rank's chunks begin (`placement.py`)
 2. report to rank 0 which base they have, and propose tables for the codes of steps (`PartReport`)
 3. get an order from rank 0 (`PatchOrder`), if a worker runs the base and every rank has it. A rank
-   that was restarted does not have it, nor does any rank after the layout, or the owner of a block,
-   has changed
+   that was restarted lacks the base. All ranks lack it after a change of the layout, or of which
+   rank encodes a block
 4. encode their blocks in parallel, and send rank 0 the size of the result. If a rank has failed, or
    the sum of the sizes is too large, there is no patch
 5. send the encoded blocks to rank 0, which joins the parts.
@@ -172,7 +172,7 @@ class PatchParts:
     def decide(
         self, reports: Sequence[PartReport | None], terms: PatchTerms, seconds: float
     ) -> PatchOrder | None:
-        """Return the patch that all ranks are to encode, on rank 0; None: no patch is made.
+        """Return the patch that all ranks are to encode, on rank 0; None if no patch is made.
 
         The patch goes over the link of rank 0 to each worker, the version over the links of all
         ranks. So with many workers, a patch above a rank's mean part would arrive later.

@@ -505,7 +505,7 @@ def _exchange(
 def _intervals(
     tensor: Shards, begin: int, end: int, ranks: Ranks, leader: int
 ) -> list[tuple[int, int, int]] | None:
-    """Return a tensor's parts as intervals of the data section; None if they are no intervals."""
+    """Return a tensor's parts as intervals of the data section; None if they are not intervals."""
     if not tensor.straight or (isinstance(tensor, PlacedShards) and tensor.whole):
         return None
     count = tensor.meta.numel()
@@ -624,7 +624,7 @@ def _owners_text(found: Sequence[Entry]) -> str:
 
 
 def _call_difference(plan: str, model: str, metadata: object) -> str:
-    """Return why this rank's call is for another version than rank 0's; empty: it is not."""
+    """Return why this rank's call is for another version than rank 0's; empty if not."""
     lead = json.loads(plan)
     if lead["model"] != model:
         return f"it publishes the model {printable(model)}, rank 0 {printable(lead['model'])}"
@@ -640,7 +640,7 @@ def _call_difference(plan: str, model: str, metadata: object) -> str:
 
 
 def _part_difference(plan: str, placed: _Places, read_shared: Callable[[str], str]) -> str:
-    """Return how this rank's part of the version differs from rank 0's; empty: it does not.
+    """Return how this rank's part of the version differs from rank 0's; empty if it does not.
 
     Afterwards, the parts of each tensor are those of the ranks that rank 0 names.
     """

@@ -291,7 +291,7 @@ def _send_address(pipes: Iterable[Any], address: str, keys: Mapping[str, str] | 
 
 
 def _read_address(pipe: Any, timeout: float) -> dict[str, Any]:
-    """Return the message of `_send_address`: address, worker's id, and keys (None: no keys)."""
+    """Return the message of `_send_address`: address, worker's id, and keys (or None)."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address arrived through the pipe within {timeout} s; was init_on_sender() called "
@@ -331,7 +331,7 @@ def _check_sources(
         if not given & {"model", "weights", "devices", "num_workers", "pipes"} and count is None:
             raise ValueError(
                 "Either params_map, model_id + context or model/weights + devices must be provided."
-                " (In the older vintage: pipes must be provided via context or kwargs)"
+                " (In the legacy API: pipes must be provided via context or kwargs)"
             )
         return
     for name in excluded:

@@ -1,8 +1,8 @@
 """The receiver's side of a scheme: applies versions completely or not at all, and announces them.
 
 A receiver passes versions to its `Destination` in one of two ways. A receiver that only has a
-layout and bytes calls `deliver()`, which validates, locks, writes and announces. A receiver that
-decides itself when to apply (the bus's) calls `fault()`, `write()` and `commit()`, in this order,
+layout and bytes calls `deliver()`, which validates, locks, writes and announces. The bus's
+receiver decides itself when to apply. It calls `fault()`, `write()` and `commit()`, in this order,
 and acquires its own lock.
 """
 

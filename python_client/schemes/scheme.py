@@ -14,7 +14,7 @@ To send weights over another transport, derive from `WeightSyncScheme` and overr
     _make_transport(**kwargs)              the sender's side (transport.Transport)
     _make_receiver(destination, **kwargs)  the receiver's side (transport.Receiver)
     transport_to(pipe_or_context)          a transport to one worker (id 0), for `create_transport`
-    _waits_for_first                       False: a receiver's connect() must not wait for weights
+    _waits_for_first                       False if a receiver's connect() must not wait for weights
 
 `kwargs` are the keywords of `init_on_sender` and `init_on_receiver` that the base does not use,
 plus `num_workers` on the sender, and `worker_idx` and `background` on the receiver. Ignore unknown

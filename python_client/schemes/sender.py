@@ -1,4 +1,4 @@
-"""The sender's side of a scheme: makes one send at a time, with a deadline, and its receipt.
+"""The sender's side of a scheme: makes one send at a time, in a deadline, and returns a receipt.
 
 idle ── start() ──> pending ── finish() ──> idle
 
@@ -96,7 +96,7 @@ class Sending:
         timeout = checks.seconds(timeout, "timeout", positive=True)
         deadline = time.monotonic() + timeout
         if not self._turn.acquire(timeout=timeout):
-            reason = f"not sent to: another thread was sending for all of {timeout:.3g} s"
+            reason = f"not sent to: another thread was sending during all of {timeout:.3g} s"
             check(
                 _unanswered(preparer.model_id or POLICY, self.transport.workers(), timeout, reason)
             )

@@ -1,8 +1,8 @@
 """`RPCWeightSyncScheme` sends weights to the workers of a `torch.distributed.rpc` group.
 
 Versions are sent in pieces, which the worker joins: RPC receives every tensor into new memory. The
-allocator returns large blocks to the system, so for each version a large tensor would cost one page
-fault per page, several times the duration of the copy. Blocks of a few MiB are reused.
+allocator returns large blocks to the system. So each version of a large tensor would cost one page
+fault per page, which takes several times as long as the copy. Blocks of a few MiB are reused.
 """
 
 import threading

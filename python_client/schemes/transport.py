@@ -1,4 +1,4 @@
-"""Defines the interface between a scheme and its transport: the bus, calls, or none.
+"""Defines the interface between a scheme and its transport: the bus, or calls of torch RPC or Ray.
 
 For every transport, a scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and
 checks receipts. A scheme for another transport overrides two methods:

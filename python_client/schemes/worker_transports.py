@@ -1,6 +1,6 @@
 """Provides transports to single workers, as in TorchRL's API.
 
-A `WorkerTransport` sends the weights of a scheme to one worker, a `ReceiverTransport` receives them
+A `WorkerTransport` sends the weights of a scheme to one worker. A `ReceiverTransport` receives them
 on that worker.
 """
 

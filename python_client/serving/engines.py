@@ -5,18 +5,18 @@ since `calls.Server` may make it twice.
 
 sglang  /update_weights_from_disk waits until running requests end, and holds new requests back;
         during a pause it loads at once. It answers {"success", "message"}, with status 400 for a
-        failure; "Weights were updated, ..." means that only the flush of the cache failed. After a
-        failed load, the server's "rollback" does not restore the old weights: it reads the new
-        files again. The server skips names that its model lacks, and reports success. The server
-        cannot replace an adapter. So the bridge unloads the old adapter and then loads the new
-        adapter. The unload call waits until the requests that use the adapter have ended. A request
-        between the two calls makes the server load the adapter again from the old path. Therefore
-        that path is a link, which already points to the new version.
+        failure. If the message of a failure begins with "Weights were updated", only the flush of
+        the cache failed. After a failed load, the server's "rollback" does not restore the old
+        weights: it reads the new files again. The server skips names that its model lacks, and
+        reports success. The server cannot replace an adapter. So the bridge first unloads it, and
+        then loads the new version. The unload call waits until the requests that use the adapter
+        have ended. A request between the two calls makes the server load the adapter again from the
+        old path. So that path is a link, which the bridge points to the new version beforehand.
 vllm    /collective_rpc calls `reload_weights` on each rank; the server must not generate meanwhile.
         The answer is a list, or 500 with the exception's text. Needs VLLM_SERVER_DEV_MODE=1. If a
         load fails half-way, the server keeps the partly loaded weights. The next load may fail with
-        the same error, or seem to succeed, and the load after that fails (seen in 0.32). A new
-        adapter is loaded before the previous adapter of the same name is removed. The prefix cache
+        the same error. Or it may seem to succeed, and then the load after it fails (seen in 0.32).
+        A new adapter is loaded before the old adapter of the same name is removed. The prefix cache
         identifies adapters by path (before 0.33 by name), so a new version needs a new path.
 """
 
@@ -413,16 +413,16 @@ class Vllm(Engine):
     def _load(self, folder: str, version: str) -> None:
         if self.version() == BROKEN:
             raise CallError(
-                f"{self.url} keeps what it has half loaded, so that no load repairs it for certain:"
-                " restart it, and it gets the last version again"
+                f"{self.url} keeps what it has half loaded, and another load may not repair that: "
+                "restart it, and it gets the last version again"
             )
         self._rpc("reload_weights", weights_path=folder)
         end = time.monotonic() + FLUSH_SECONDS
         while not self._flushed():
             if time.monotonic() > end:
                 raise CallError(
-                    f"{self.url} has the new weights, but does not let go of what its prefix cache "
-                    f"has of the old ones, in {FLUSH_SECONDS:g} s"
+                    f"{self.url} has the new weights, but its prefix cache still has results of "
+                    f"the old ones after {FLUSH_SECONDS:g} s"
                 )
             time.sleep(FLUSH_PAUSE_SECONDS)
         route = "/update_weight_version"

@@ -2,15 +2,15 @@
 
 The server passes the trainer's commands on as calls; the rank reports results over the bus. A call
 may be lost, arrive twice, or arrive after the trainer has cancelled it. So each update names its
-version: an update to an older version than the newest known one changes nothing, and a repeated
-update has no further effect.
+version: an update to an older version than the newest known version changes nothing, and a
+repeated update has no further effect.
 
-join      join the bus, and check with the model whether it can load the published tensors at all
-          (if not, each version is rejected when it is announced, so no rank stages it). If the
+join      join the bus, and check with the model whether it can load the published tensors at all.
+          If it cannot, each version is rejected when it is announced, so no rank stages it. If the
           model's loaders read only slices of the tensors, the rank receives only these slices
 start     do nothing
 update    stage the version; if the trainer cancels the version, release it. Once the server is
-          paused, the trainer sends a second update, with `load`, which marks the version
+          paused, the trainer sends a second update, with `load`: this update marks the version
 finish    load the version that the last update marked, and acknowledge it
 
 vLLM reads the answers of its ranks in order. After an error it leaves the remaining answers to the
@@ -255,7 +255,7 @@ class Rank:
             self._worker = None
 
     def _record(self) -> "Recording | None":
-        """Return which part of the tensors this rank needs; None: all of them, or nearly all."""
+        """Return which part of the tensors this rank needs; None if (nearly) all of them."""
         recording = self._loader.record(self._tensors)
         needed, total = recording.bits
         if recording.why_whole:
@@ -291,7 +291,7 @@ class Rank:
         self._loader.load(pairs if self._recording is None else self._recording.pairs(pairs))
 
     def _running(self, worker: Subscriber) -> tuple[int, int] | None:
-        """Return (epoch, version) that the model runs; None: no version of this trainer."""
+        """Return (epoch, version) that the model runs; None if none of this trainer."""
         update = worker.update(self._model)
         return None if update is None else (update.epoch, update.version)
 

@@ -108,7 +108,7 @@ class Recorder:
         return _UnfollowedError(self.why)
 
     def kept_tensor(self) -> str:
-        """Return the name of a tensor with a stand-in that is still referenced; empty: none."""
+        """Return the name of a tensor whose stand-in is still referenced; empty if none is."""
         return next((name for _, name in self.stand_ins), "")
 
     def remember(self, part: StandIn) -> None:
@@ -117,7 +117,7 @@ class Recorder:
         self.stand_ins[self.made, self.current] = part
 
     def model_tensor(self, tensor: torch.Tensor) -> ModelTensor | None:
-        """Return the parameter or buffer whose memory a tensor shares; None: of no such one."""
+        """Return the parameter or buffer whose memory a tensor shares; None if there is none."""
         if isinstance(tensor, StandIn):
             return None
         try:

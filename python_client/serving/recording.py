@@ -3,7 +3,7 @@
 A tensor-parallel rank reads a slice of most tensors, and only the model's loaders know which slice.
 So `record` runs the loaders with stand-ins, which have names, dtypes and shapes but no values. A
 stand-in follows slices, transpositions and reshapes. When a view of a stand-in is copied into the
-model, or a loader computes with the view, the box of the view's elements is needed.
+model, or a loader computes with the view, the box (`regions`) of the view's elements is needed.
 
 To load a version, the same loaders run with stand-ins that have the elements of these boxes
 (`Recording.pairs`). The loaders copy and compute the same as with whole tensors; a read outside of

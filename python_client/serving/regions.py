@@ -1,7 +1,7 @@
 """Computes the positions of a strided view's elements in a tensor, and the box that contains them.
 
 A chain of slices, transpositions and reshapes is one `Region` of the tensor: an offset, and loops
-with strides. `None` in place of a region or a box: no such loops describe the elements.
+with strides. `None` in place of a region or a box means that no such loops describe the elements.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@
 """Defines stand-ins: tensors that have only a box of their elements, or none, for model loaders.
 
 A stand-in is a view on the meta device, and the `Region` of the tensor that the view shows; so it
-follows slices, transpositions, reshapes and copies. Its reader handles any other operation: a
-`ReceivedBox` computes with its elements; the readers in `recorder` record which are needed.
+follows slices, transpositions, reshapes and copies. Its reader handles other operations:
+`ReceivedBox` computes with the elements, the readers in `recorder` record which are needed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Loads a version on several servers together: pause all, load on all, resume all.
 
 No server answers while another server is still loading. Otherwise two servers could answer with
-different versions, or one with a version that is reverted since another server cannot load it. A
-server that can load neither the new version nor its previous weights stays paused.
+different versions, or with a version that is reverted later, since another server cannot load it.
+A server that can load neither the new version nor its previous weights stays paused.
 """
 
 from collections.abc import Callable, Mapping, Sequence

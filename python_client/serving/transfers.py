@@ -575,7 +575,7 @@ def _unanswered(error: BaseException) -> bool:
 
 
 def _label(name: str, receipt: Receipt, ranks: list[str]) -> str:
-    """Return the version label for the server with these ranks; empty: do not change the label."""
+    """Return the version label for the server of these ranks; empty to keep its label."""
     known = [receipt.workers[rank] for rank in ranks if rank in receipt.workers]
     loaded = [each.state in ("applied", "skipped") for each in known]
     if known and all(loaded):

@@ -9,9 +9,9 @@ not call `resume`. So `pause` does nothing, and `send_weights` has three steps:
     servers    are paused, load the weights, and are resumed even after an error (`transfers`)
 
 After the commit, `send_weights` does not wait until the user's own workers apply the weights. These
-workers may be busy with a long batch, or may wait until the trainer fetches samples, which it does
-only after `send_weights` returns. If such a worker fails to load a version, the next `send_weights`
-raises the error.
+workers may be busy with a long batch. Or they may wait until the trainer fetches samples, but the
+trainer does so only after `send_weights` returns. If such a worker fails to load a version, the
+next `send_weights` raises the error.
 """
 
 import inspect

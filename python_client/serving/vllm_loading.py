@@ -285,9 +285,9 @@ def _packing_experts(method: Any) -> Generator[None]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a parameter without parts that vLLM adds, but does not always report.
+    """Return a parameter's name without the parts that only some of vLLM's lists of names have.
 
-    Layers that may get adapters have `base_layer`, and 0.28 does not report `routed_experts`.
+    vLLM adds `base_layer` in layers that may get adapters, and `routed_experts` in experts.
     """
     return name.replace(".base_layer.", ".").replace(".routed_experts.", ".")
 

@@ -1,7 +1,7 @@
 """Registers weightbus with vLLM, and checks that the installed vLLM is supported.
 
 vLLM calls `register` in each of its processes, through the entry point group
-`vllm.general_plugins`. A version of vLLM is supported if it has the names listed below.
+`vllm.general_plugins`. A release of vLLM is supported if it has the names listed below.
 """
 
 import logging

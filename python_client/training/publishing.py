@@ -1,4 +1,4 @@
-"""Publishes from the training loop of another library, at every Nth step.
+"""Publishes from the training loops of other libraries, at every Nth step.
 
 Other modules in this folder have the callbacks for these libraries. A callback copies the weights
 between two steps; the copy is sent while training continues. The result of each version is logged,

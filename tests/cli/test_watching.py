@@ -49,7 +49,7 @@ def test_everybody_up_to_date_is_zero(publisher: Publisher) -> None:
         assert [w["version"] for w in found["workers"]] == [receipt.version]
         short = run("status", publisher.address, "--expect", 2, "--json")
         assert short.exit_code == 1
-        assert result_of(short)["text"] == "1 of 2 workers are there"
+        assert result_of(short)["text"] == "1 of 2 workers are connected"
 
 
 def test_who_is_still_applying_is_no_alarm_until_it_is_overdue() -> None:

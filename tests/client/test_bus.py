@@ -322,7 +322,7 @@ def test_a_publish_waits_for_the_workers_that_it_names_and_goes_to_all(bus: Bus)
     assert receipt.workers["other"].state != "applied"
     assert other.receive(SECONDS) is not None
     assert worker.version("m") == receipt.version
-    with pytest.raises(ValueError, match="names other, who are not in workers="):
+    with pytest.raises(ValueError, match="names other, which are not in workers="):
         publisher.publish("m", arrays(4), workers=["named"], require=["named", "other"])
 
 

@@ -196,7 +196,7 @@ def test_the_command_line_carries_what_a_file_says(
     publisher, address = commands.publish(source, "--metadata", "step=12", "--metadata", "a=b=c")
     worker = commands.subscribe(address, out, "--once")
     said = {"step": "12", "a": "b=c", "author": "me"}
-    publisher.complaint("license stay behind: at most 32 entries and 4096 bytes travel")
+    publisher.complaint("license are not published: a version has at most 32 entries")
     code, receipt = publisher.end()
     assert (code, receipt["metadata"]) == (0, said)
     code, update = worker.end()

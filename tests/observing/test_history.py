@@ -188,10 +188,10 @@ def test_what_is_wrong_is_never_more_than_a_person_reads() -> None:
 
 
 def test_nobody_is_there_or_nobody_takes_a_model() -> None:
-    assert lines() == ["no worker is there"]
+    assert lines() == ["no worker is connected"]
     bench, view = Watched(), View()
     bench.say("w", hello("w", models={"b": None}))
     bench.publish()
     bench.look(view)
     found = troubles(view, view.standings(bench.now), bench.now)
-    assert [t.text for t in found] == ["no worker takes a"]
+    assert [t.text for t in found] == ["no worker subscribes to a"]
