@@ -102,8 +102,8 @@ class Relay(InOneProcess):
         settings: Rarely needed options: times, sockets, memory.
 
     Raises:
-        AddressError: An address is invalid or in use, other hosts can reach it without keys, or
-            `upstream` is the relay's own address; or only one side has keys, and the other side is
+        AddressError: An address is invalid or in use, other hosts can reach it without keys,
+            `upstream` is the relay's own address, or only one side has keys and the other side is
             not on this host.
         KeysError: The keys cannot be read.
         OSError: Too few file descriptors are left for sockets; the text names `ulimit -n`.
@@ -310,10 +310,10 @@ class _PassedVersion:
         restarts: The restarts of `chunks` when this was last checked.
         given_up: Whether the publisher side dropped the version before it was whole.
         undecided: Whether workers below wait for a commit.
-        before: The version that is offered again if this one is aborted; None: there is none, or
-            this version is decided.
+        before: The version that is offered again if this one is aborted; None if there is none, or
+            if this version is decided.
         counted: The bytes counted as received; all bytes, if the version only got another name.
-        view: A view of the bytes, which keeps them from being overwritten; None: they may be.
+        view: A view of the bytes, which keeps them from being overwritten; None if they may be.
     """
 
     def __init__(

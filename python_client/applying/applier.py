@@ -473,8 +473,8 @@ class Applier:
     def _in_order(self, staged: StagedVersion) -> Sequence[StagedVersion]:
         """Return the versions to apply at once; the first are those that are likelier to fail.
 
-        Versions in shared memory may be overwritten. User code may refuse a version, and targets
-        that were written before may not be able to undo that.
+        Versions in shared memory may be overwritten. User code may refuse a version, and it may be
+        impossible to undo the targets that were written before.
         """
 
         def order(one: StagedVersion) -> tuple[bool, bool, str]:

@@ -23,7 +23,7 @@ class Target(ABC):
 
     Attributes:
         calls_user: Whether `apply` calls the user's code, which may be slow and has a deadline.
-        detail: A remark on the last `apply` for the publisher's receipt; empty: none.
+        detail: A remark on the last `apply` for the publisher's receipt; may be empty.
         boxes: Returns which slices of a layout's tensors the target needs; None: it needs all.
         on_disk: Whether the target is a file: a disk may be slow, and readers need no lock.
     """

@@ -54,7 +54,7 @@ class Finding:
         about: The subject, as a fixed word such as `memory`.
         state: `well`: no problem. `note`: works, but could be better. `problem`: does not work.
         text: The result, as a sentence.
-        advice: What to do; empty: nothing.
+        advice: What to do; empty if there is nothing to do.
     """
 
     about: str

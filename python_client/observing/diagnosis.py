@@ -75,7 +75,7 @@ class Trouble:
     Attributes:
         state: `problem`; or `note` for a problem that may resolve itself.
         text: The problem and its workers. It has no ages, so it changes only with the problem.
-        advice: What to do; empty: nothing.
+        advice: What to do; empty if there is nothing to do.
         verdict, model: A filter of the page's rows, for the workers with this problem.
     """
 

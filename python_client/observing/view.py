@@ -28,9 +28,9 @@ class Standing:
         epoch, version: The version that the worker runs; 0: none.
         newest: The newest version that the worker should run; 0: none.
         lag: The number of versions that the worker is behind.
-        lag_s: Seconds, at least, since the first of these versions was published; None: unknown.
-        phase: The phase of the version that the worker is receiving or applying; empty: there is
-            none.
+        lag_s: Seconds, at least, since the first of these versions was published; None if unknown.
+        phase: The phase of the version that the worker is receiving or applying; empty if
+            there is none.
         rate: Bytes per second of the arriving version. If none arrives: the bytes of the last
             version per second from its publish to its apply.
         took_s: Seconds from the publish of `version` to its acknowledgement; 0: unknown.

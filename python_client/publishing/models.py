@@ -396,7 +396,7 @@ class PublishedModel:
         """Return the state and the layout of weights; reuse the last layout if nothing changed.
 
         Raises:
-            StateError: The weights cannot be published, or not in this precision, under these names
+            StateError: The weights cannot be published at all, in this precision, under these names
                 or in chunks of this size.
         """
         state = state_of(weights, self._form)

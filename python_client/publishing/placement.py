@@ -84,7 +84,7 @@ class Placement:
 
 
 def uncovered(intervals: Intervals, begin: int, end: int) -> str:
-    """Return a text if the intervals overlap, leave a gap, or end too late; else an empty text.
+    """Return how the intervals overlap, leave a gap, or end too late; empty if they do not.
 
     Args:
         intervals: The intervals of a tensor, in any order.

@@ -595,7 +595,7 @@ class Round:
         """Make a collective call of torch on all ranks at the same time; return its result.
 
         Raises:
-            DeadlineError, WeightBusError: As in `_move`; or the call has failed, so that the
+            DeadlineError, WeightBusError: As in `_move`, or since the call has failed: then the
                 process group of the tensor's mesh cannot be used any more.
         """
         self.barrier(what, left)

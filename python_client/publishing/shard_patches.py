@@ -7,8 +7,8 @@ extra memory. For each version of which workers accept patches, the ranks
 1. exchange the bytes of blocks in which another rank's chunks begin (`placement.py`)
 2. report to rank 0 which base they have, and propose tables for the codes of steps (`PartReport`)
 3. get an order from rank 0 (`PatchOrder`), if a worker runs the base and every rank has it. A rank
-   that was restarted lacks the base. All ranks lack it after a change of the layout, or of which
-   rank encodes a block
+   that was restarted lacks the base. All ranks lack it if the layout has changed, or if another
+   rank now encodes a block
 4. encode their blocks in parallel, and send rank 0 the size of the result. If a rank has failed, or
    the sum of the sizes is too large, there is no patch
 5. send the encoded blocks to rank 0, which joins the parts.
@@ -63,8 +63,8 @@ class PatchTerms(NamedTuple):
     """Whether to make a patch, and of which kind.
 
     Attributes:
-        candidates: The workers that may receive a patch; none: make no patch and keep no base.
-        encoding: "delta" or "auto"; "raw": as without candidates.
+        candidates: The workers that may receive a patch; without any, no base is kept.
+        encoding: "delta" or "auto"; with "raw", no worker is a candidate.
         bases: Chooses the kind of patch, if `encoding` is "auto".
     """
 
@@ -96,7 +96,7 @@ class PartReport(msgspec.Struct, frozen=True):
     """A rank's report to rank 0, which then decides on a patch.
 
     Attributes:
-        base: The digest of the base that the rank has; empty: it has no base.
+        base: The digest of the base that the rank has; empty if it has none.
         tables: The tables that the rank proposes, by kind of the elements: first for patches
             without classes, then for patches with classes.
         sums: The rank's part of the estimate of what patches cost.

@@ -90,7 +90,7 @@ class Server:
     Args:
         url: The URL, such as `http://gpu-1:8000`. A user and a password in it are
             sent, but never shown.
-        token: The bearer token; empty: none.
+        token: The bearer token; empty if there is none.
         tries: The most tries of a call.
         pause: Seconds before the second try; doubled before each further try.
 

@@ -67,7 +67,7 @@ class ServedWeights:
     Attributes:
         folder: The path of the weights on the server.
         version: The version label that the server reports after the load; unused for an adapter.
-        adapter: The name of the adapter; empty: the model's own weights.
+        adapter: The name of the adapter; empty for the model's own weights.
     """
 
     folder: str

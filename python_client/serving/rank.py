@@ -106,7 +106,7 @@ class RankVersion:
     Attributes:
         epoch, version: The numbers of the version.
         deadline: Seconds to wait for the version, and later for the publisher to commit it.
-        cancel: Why the trainer cancels this and all older versions; empty: it does not cancel.
+        cancel: Why the trainer cancels this and all older versions; empty if it does not.
         load: Whether the server is paused, so that the next `finish` loads the version. (The
             default is for trainers that do not send this field.)
     """
@@ -147,7 +147,7 @@ class Rank:
         self._model = ""
         self._tensors: dict[str, Signature] = {}
         self._recording: Recording | None = None  # None: versions are received whole
-        self._misfit = ""  # why the trainer's tensors cannot be loaded; empty: they can
+        self._misfit = ""  # why the trainer's tensors cannot be loaded; empty if they can
         self._staged: Staged | None = None
         self._marked = False  # whether the next `finish` loads `_staged`
         self._newest = (0, 0)  # (epoch, version) of the newest version in an update of this trainer

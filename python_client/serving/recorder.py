@@ -85,7 +85,7 @@ class Recorder:
         model_tensors: The model's parameters and buffers, by their storage.
         boxes, writes: By name, the needed box of each tensor, and the writes from it, in order.
         ordinary: The names of tensors that loaders compute with, or that had values.
-        why: Why the run cannot be followed; empty: it can.
+        why: Why the run cannot be followed; empty if it can.
         current: The name of the tensor that was yielded last; empty before and after the run.
         stand_ins: The stand-ins that are still referenced, by (number, value of `current`).
         made: The number of stand-ins made so far.

@@ -23,8 +23,8 @@ CONVERTED = {"F16", "BF16", "F32", "F64"}  # engines convert between these dtype
 SKIPPED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 HEAD = "lm_head.weight"  # a checkpoint without this tensor ties its head to the embedding
 WAYS_OUT = (
-    "give a checkpoint of the same names as --like, or load what cannot be known to fit with "
-    "--unchecked"
+    "give a checkpoint with the same names as --like, or load versions without this check "
+    "(--unchecked)"
 )
 
 
@@ -102,7 +102,7 @@ def find(name: str, url: str) -> ServedCheckpoint:
         return read(folder, f"{folder}, which {url} serves")
     except (OSError, ValueError, WeightBusError) as error:
         raise UnknownCheckpointError(
-            f"what fits {url} cannot be known: its checkpoint {name!r} cannot be read here "
+            f"cannot check versions for {url}: its checkpoint {name!r} cannot be read here "
             f"({error}); {WAYS_OUT}",
             harmless=True,
         ) from None

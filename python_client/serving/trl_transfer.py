@@ -55,8 +55,8 @@ class WeightTransfer:
     shows, as `weightbus/...`, how long updates take and how far workers are behind.
 
     Args:
-        publisher: A publisher, which is not closed; or the address for a new publisher, which is
-            closed when the training is over.
+        publisher: A publisher, which stays open, or the address of a new publisher, which closes
+            when the training is over.
         model: The model's id on the bus.
         server: URLs of vLLM servers that run weightbus's engine. A server is paused only while it
             loads a version that it has received. If empty, your own workers subscribe.

@@ -85,8 +85,8 @@ def prove(
         where = f" on rank {group.rank_in_group} of {ranks}" if ranks > 1 else ""
         raise ReloadError(
             f"{type(model).__name__} cannot be updated in this vLLM: after its own checkpoint was "
-            f"loaded into it again{where}{_some('still answer by the weights before', stale)}"
-            f"{_some('answer wrongly', wrong)}. Serve it without --weight-transfer-config, start "
+            f"loaded into it again{where}{_some('still compute with old weights', stale)}"
+            f"{_some('compute wrongly', wrong)}. Serve it without --weight-transfer-config, start "
             f"vLLM again for new weights, or try another version of vLLM ({SWITCH}=0 starts it all "
             "the same)"
         )
@@ -96,7 +96,7 @@ def _some(what: str, names: list[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f", these of its parts {what}: {', '.join(names[:NAMES_SHOWN])}{more}"
+    return f", these parts of it {what}: {', '.join(names[:NAMES_SHOWN])}{more}"
 
 
 def _checkpoint(model: Any, vllm_config: Any) -> Iterator[tuple[str, torch.Tensor]]:

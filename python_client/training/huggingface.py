@@ -18,8 +18,8 @@ class PublishWeights(StepCallback, TrainerCallback):
     `StateError`: no process has all of their weights.
 
     Args:
-        publisher: A publisher, which is not closed; or the address for a new publisher, which is
-            closed when the training is over.
+        publisher: A publisher, which stays open, or the address of a new publisher, which closes
+            when the training is over.
         model: The model's id on the bus.
         every: Steps of the optimizer between two versions.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.

@@ -27,8 +27,8 @@ class StepPublisher:
     one version is published for all of them.
 
     Args:
-        publisher: A publisher, which is not closed; or the address for a new publisher, which is
-            closed when the training is over.
+        publisher: A publisher, which stays open, or the address of a new publisher, which closes
+            when the training is over.
         model: The model's id on the bus.
         every: Steps between two versions.
         **options: Keywords of `Publisher.publish`. An entry "step" is added to `metadata`, unless

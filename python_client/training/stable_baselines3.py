@@ -24,8 +24,8 @@ class PublishWeights(StepCallback, BaseCallback):
     `target(algorithm)`.
 
     Args:
-        publisher: A publisher, which is not closed; or the address for a new publisher, which is
-            closed when the training is over.
+        publisher: A publisher, which stays open, or the address of a new publisher, which closes
+            when the training is over.
         model: The policy's id on the bus.
         every: Rollouts between two versions.
         **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.

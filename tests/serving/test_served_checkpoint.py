@@ -82,11 +82,11 @@ def test_a_checkpoint_that_is_not_here(tmp_path: Path, kind: str) -> None:
     with engines(kind, of(0)) as made:
         made[0].home = made[0].path = str(tmp_path / "elsewhere")
         stand = Stand(tmp_path / "served", made)
-        words = f"what fits {made[0].url} cannot be known: its checkpoint .*elsewhere.*--unchecked"
+        words = f"cannot check versions for {made[0].url}: its checkpoint .*elsewhere.*--unchecked"
         with pytest.raises(ServersError, match=words):
             stand.target.check_servers()
         receipt, _ = stand.publish(of(1))
-        assert refused(receipt, "cannot be known")
+        assert refused(receipt, "cannot check versions")
         assert refused(receipt, "--like")
         assert refused(receipt, "--unchecked")
         assert refused(receipt, "nothing was changed")
@@ -111,7 +111,7 @@ def test_a_server_that_was_started_again_with_a_checkpoint_that_is_not_here(
         engine.restart(of(0))
         engine.calls.clear()
         (text,) = stand.target.sync() or []
-        assert f"what fits {engine.url} cannot be known" in text
+        assert f"cannot check versions for {engine.url}" in text
         receipt, _ = stand.publish(of(2))
         assert refused(receipt, "--like")
         assert refused(receipt, "--unchecked")

@@ -191,8 +191,8 @@ def as_it_was(*_: object) -> Generator[None]:
 @pytest.mark.parametrize(
     ("name", "lost", "words"),
     [
-        ("llama-tied", {"_ties": lambda _: []}, "still answer by the weights before: its head"),
-        ("qwen3-moe", {"_packing_experts": as_it_was}, r"answer wrongly: model.layers.0.mlp"),
+        ("llama-tied", {"_ties": lambda _: []}, "still compute with old weights: its head"),
+        ("qwen3-moe", {"_packing_experts": as_it_was}, r"compute wrongly: model.layers.0.mlp"),
     ],
 )
 def test_a_model_that_does_not_compute_by_what_it_is_given_is_not_served(

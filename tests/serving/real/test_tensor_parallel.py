@@ -68,6 +68,6 @@ def test_a_head_that_is_stale_on_one_rank_alone_is_refused_by_its_rank(
     )
     words = done.stdout + done.stderr
     assert "initialization failed" in words, words[-5000:]
-    refused = "these of its parts still answer by the weights before: its head"
+    refused = "these parts of it still compute with old weights: its head"
     assert f"rank {rank} of {RANKS}, {refused}" in words
     assert f"rank {1 - rank} of {RANKS}, " not in words

@@ -116,7 +116,7 @@ def test_what_one_rank_alone_does_not_load_is_refused_by_its_rank(
     monkeypatch: pytest.MonkeyPatch, rank: int, stale: str, part: str
 ) -> None:
     group = Group(rank)
-    words = f"rank {rank} of 2, these of its parts still answer by the weights before: {part}[.,]"
+    words = f"rank {rank} of 2, these parts of it still compute with old weights: {part}[.,]"
     with pytest.raises(ReloadError, match=words):
         proved(monkeypatch, Model(group, stale), group)
 
