@@ -75,7 +75,7 @@ class Relays(Closable):
     def __init__(
         self, addresses: Sequence[str], names: Sequence[str], relay: Relay | None, keep: object
     ) -> None:
-        """Use `relays` instead. `keep` is an object that must live as long as this one."""
+        """Use `relays` instead. `keep` is an object that must live as long as these relays."""
         self.addresses, self.names, self.relay = tuple(addresses), tuple(names), relay
         self._keep = keep
 

@@ -204,8 +204,8 @@ def _opened(home: Place) -> BinaryIO | None:
     """Open the file that will be replaced; return None if there is no file yet.
 
     Raises:
-        OSError: The path is not a regular file; or the file is not readable, so that `undo` could
-            not restore it; or it belongs to another user, and its folder is world-writable.
+        OSError: The path is not a regular file, or `undo` could not restore the file, since it is
+            not readable, or it belongs to another user, and its folder is world-writable.
     """
     try:
         status = os.stat(home.name, dir_fd=home.folder, follow_symlinks=False)

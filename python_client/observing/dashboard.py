@@ -181,7 +181,7 @@ class Dashboard:
 
 
 def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
-    """Return the page as one file, and its content security policy, which allows only its code."""
+    """Return the page as one file, and a content security policy that allows only its code."""
     whole = page.replace("/* page.css */", style).replace("/* page.js */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "

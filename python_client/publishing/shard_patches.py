@@ -63,7 +63,7 @@ class PatchTerms(NamedTuple):
     """Whether to make a patch, and of which kind.
 
     Attributes:
-        candidates: The workers that may receive a patch; without any, no base is kept.
+        candidates: The workers that may receive a patch; if empty, there is no patch and no base.
         encoding: "delta" or "auto"; with "raw", no worker is a candidate.
         bases: Chooses the kind of patch, if `encoding` is "auto".
     """

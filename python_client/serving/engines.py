@@ -289,7 +289,7 @@ class Sglang(Engine):
         return str(self._info().get("weight_version"))
 
     def loaded_from(self) -> str:
-        """Return the server's model path, which is that of the version that it loaded last."""
+        """Return the server's model path: the path of the version that it loaded last."""
         return str(self._info().get("model_path"))
 
     def checkpoint(self) -> str:
