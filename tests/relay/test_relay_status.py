@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from weightbus import AddressError, ClosedError, RefusedError, Relay, Settings
-from weightbus.python_client.observing.diagnosis import FIND_PUBLISHER, cut_off, diagnose, troubles
+from weightbus.python_client.observing.diagnosis import (
+    FIND_PUBLISHER,
+    cut_off_text,
+    diagnose,
+    troubles,
+)
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
@@ -104,7 +109,7 @@ def test_a_relay_without_its_publisher_says_so(
 
         def told() -> str:
             assert observer.look(SECONDS)
-            return cut_off(observer.view)
+            return cut_off_text(observer.view)
 
         text = wait_for(told, "it is cut off", SECONDS)
         assert text == (
@@ -143,7 +148,7 @@ def test_a_worker_says_that_there_is_no_publisher_above_its_relay(
 
         def seen() -> str:
             assert observer.look(SECONDS)
-            return cut_off(observer.view)
+            return cut_off_text(observer.view)
 
         assert not seen()
         publisher.kill()
