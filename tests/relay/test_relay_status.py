@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 
 from weightbus import AddressError, ClosedError, RefusedError, Relay, Settings
-from weightbus.python_client.observing.diagnosis import (
-    FIND_PUBLISHER,
-    cut_off_text,
-    diagnose,
-    troubles,
-)
+from weightbus.python_client.observing import diagnosis
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.net.ports import lasting_address
@@ -109,7 +104,7 @@ def test_a_relay_without_its_publisher_says_so(
 
         def told() -> str:
             assert observer.look(SECONDS)
-            return cut_off_text(observer.view)
+            return diagnosis.cut_off_text(observer.view)
 
         text = wait_for(told, "it is cut off", SECONDS)
         assert text == (
@@ -117,9 +112,10 @@ def test_a_relay_without_its_publisher_says_so(
             "versions that it has (m 1)"
         )
         assert text in [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        trouble = troubles(observer.view, [], 0.0)[0]
-        assert (trouble.state, trouble.text, trouble.advice) == ("problem", text, FIND_PUBLISHER)
-        assert text in [finding.text for finding in diagnose(observer.view, 0.0, None)]
+        trouble = diagnosis.troubles(observer.view, [], 0.0)[0]
+        assert (trouble.state, trouble.text) == ("problem", text)
+        assert trouble.advice == diagnosis.FIND_PUBLISHER
+        assert text in [finding.text for finding in diagnosis.diagnose(observer.view, 0.0, None)]
         status = relay.status()
         assert not status.joined
         assert status.lost_s is not None
@@ -148,7 +144,7 @@ def test_a_worker_says_that_there_is_no_publisher_above_its_relay(
 
         def seen() -> str:
             assert observer.look(SECONDS)
-            return cut_off_text(observer.view)
+            return diagnosis.cut_off_text(observer.view)
 
         assert not seen()
         publisher.kill()
