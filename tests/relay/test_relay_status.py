@@ -112,9 +112,8 @@ def test_a_relay_without_its_publisher_says_so(
             "versions that it has (m 1)"
         )
         assert text in [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        trouble = diagnosis.troubles(observer.view, [], 0.0)[0]
-        assert (trouble.state, trouble.text) == ("problem", text)
-        assert trouble.advice == diagnosis.FIND_PUBLISHER
+        trouble = diagnosis.Trouble("problem", text, diagnosis.FIND_PUBLISHER)
+        assert diagnosis.troubles(observer.view, [], 0.0)[0] == trouble
         assert text in [finding.text for finding in diagnosis.diagnose(observer.view, 0.0, None)]
         status = relay.status()
         assert not status.joined
