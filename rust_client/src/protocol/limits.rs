@@ -75,7 +75,7 @@ pub const SOURCES_MAX: usize = 1024;
 pub const SOURCE_RANGES_MAX: usize = 4096;
 /// Numbers in `ranges` of a `fetch`.
 pub const RANGES_MAX: usize = 1024;
-/// Sums of one `checked`.
+/// Checksums in one `checked`.
 pub const CHECK_NAMES_MAX: usize = 4096;
 /// Rows of each kind in one `roster`.
 pub const PAGE_ROWS_MAX: usize = 1024;
