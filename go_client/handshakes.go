@@ -18,7 +18,7 @@ const (
 		"publisher with keys=, or the worker without"
 	workerWithoutKeys = "the publisher asks for keys, and this worker has none: give it Options.Keys, from a file that " +
 		"`weightbus keygen` makes"
-	anotherKey = "the other side hangs up in the handshake: most likely the publisher has another key than the one that " +
+	anotherKey = "the other side closes the connection in the handshake: most likely the publisher has another key than the one that " +
 		"this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
 

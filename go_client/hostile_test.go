@@ -469,7 +469,7 @@ func TestWordsOfThePublisherArePrintable(t *testing.T) {
 		"a refusal":                {refuse("limit"), ""},
 		"a refusal of one message": {refuse("x"), ""},
 		"a tensor's name":          {layout("{" + tensorText(name) + "}"), ""},
-		"a name that stands twice": {layout("{" + tensorText(name) + "," + tensorText(name) + "}"), ""},
+		"a name that occurs twice": {layout("{" + tensorText(name) + "," + tensorText(name) + "}"), ""},
 		"a field":                  {layout("{" + field + "}"), ""},
 		"a dtype":                  {layout("{" + strings.Replace(tensorText("t"), "F32", name, 1) + "}"), ""},
 		"a name in a wrong place":  {layout("{" + strings.Replace(tensorText(name), "0,0]", "1,1]", 1) + "}"), ""},

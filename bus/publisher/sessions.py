@@ -148,7 +148,7 @@ def lose_behind(state: PublisherState, relay: Peer, now: float) -> list[Effect]:
     effects: list[Effect] = []
     for peer in state.roster.workers_behind(relay.name):
         if not peer.lost:
-            effects += lose(state, peer, now, "silent", f"relay {relay.name} before it is gone")
+            effects += lose(state, peer, now, "silent", f"its relay {relay.name} is gone")
             state.roster.touch(peer)
     return effects
 

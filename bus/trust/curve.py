@@ -34,8 +34,9 @@ _NOT_ALLOWED = (
     "`weightbus keygen` made for it to the publisher's folder of keys"
 )
 _ANOTHER_KEY = (
-    "the other side hangs up in the handshake: most likely the publisher has another key than the "
-    "one that this worker's file names, or speaks without keys; or a proxy answers in its place"
+    "the other side closes the connection in the handshake: most likely the publisher has another "
+    "key than the one that this worker's file names, or speaks without keys; or a proxy answers in "
+    "its place"
 )
 _OVERLOADED = (
     "the publisher has so many unfinished connections that it drops some, this worker's among "

@@ -68,7 +68,7 @@ from .version_store import (
 )
 
 RESTARTS_MAX = 3  # a version whose digest did not match after so many transfers is given up
-NOTHING_FITS = "nothing comes that fits what was announced"
+NOTHING_FITS = "no chunks arrive that fit the announcement"
 
 
 class Follower:
@@ -805,7 +805,7 @@ class Follower:
         entry = self.versions.in_phase["arriving"]
         if entry is not None and entry.transfer.exhausted:  # W12
             if entry.transfer.patch is not None:
-                return self.patches.give_up(entry, "nothing more of it comes", now)
+                return self.patches.give_up(entry, "no more of its chunks arrive", now)
             return self._decline(entry, "digest-mismatch", NOTHING_FITS, now)
         if entry is not None:
             return self._advance(entry, now)

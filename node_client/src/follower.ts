@@ -489,9 +489,9 @@ export class Follower {
     const arriving = this.versions.inPhase("arriving");
     if (arriving?.transfer.hopeless) {
       if (arriving.transfer.patch !== null) {
-        return this.patches.giveUp(arriving, "nothing more of it comes", now);
+        return this.patches.giveUp(arriving, "no more of its chunks arrive", now);
       }
-      const text = "nothing comes that fits what was announced"; // W12
+      const text = "no chunks arrive that fit the announcement"; // W12
       return this.#decline(arriving, "digest-mismatch", text, now);
     }
     if (arriving !== null) return this.#advance(arriving, now);

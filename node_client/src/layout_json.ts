@@ -110,7 +110,7 @@ class Reader {
   }
 
   failDuplicate(key: string): never {
-    return this.fail(`the key ${shown(key)} stands twice`);
+    return this.fail(`the key ${shown(key)} occurs twice`);
   }
 
   /** Read an object. `value` is called after each key, and must read the value. */

@@ -68,7 +68,7 @@ def _canonical(text: bytes, error: LayoutError) -> bytes:
         elif value is not None:
             rows[key] = _texts(value, error)
     if twice:
-        raise LimitError(f"{twice!r} stands twice in the header, but may stand there only once")
+        raise LimitError(f"{twice!r} occurs twice in the header, but may occur only once")
     canonical = msgspec.json.encode(rows)
     return canonical + b" " * (-len(canonical) % ALIGNMENT)
 
@@ -90,7 +90,7 @@ def _texts(value: object, error: LayoutError) -> dict[str, str]:
         raise error
     texts = dict(value)
     if len(texts) != len(value):
-        raise LimitError(f"a key of {METADATA!r} stands twice, but may stand there only once")
+        raise LimitError(f"a key of {METADATA!r} occurs twice, but may occur only once")
     return texts
 
 

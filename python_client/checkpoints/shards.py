@@ -160,7 +160,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         (duplicate, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{duplicate!r} stands twice")
+        raise ValueError(f"{duplicate!r} occurs twice")
     return made
 
 

@@ -815,9 +815,9 @@ impl Follower {
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         let hopeless = self.leased().filter(|transfer| transfer.hopeless());
         if let Some(patched) = hopeless.map(|transfer| transfer.patch().is_some()) {
-            let why = "nothing comes that fits what was announced".to_owned(); // W12
+            let why = "no chunks arrive that fit the announcement".to_owned(); // W12
             return match patched {
-                true => self.patches.give_up(&mut self.versions, None, "nothing more of it comes", now),
+                true => self.patches.give_up(&mut self.versions, None, "no more of its chunks arrive", now),
                 false => self.decline(Phase::Arriving, ("digest-mismatch", why), now),
             };
         }

@@ -12,7 +12,7 @@ const NOT_ALLOWED: &str =
     "the publisher does not allow this worker's key: add the file allowed/NAME.json that \
     `weightbus keygen` made for it to the publisher's folder of keys";
 const ANOTHER_KEY: &str =
-    "the other side hangs up in the handshake: most likely the publisher has another key than \
+    "the other side closes the connection in the handshake: most likely the publisher has another key than \
     the one that this worker's file names, or speaks without keys; or a proxy answers in its place";
 const NO_KEYS_THERE: &str =
     "the publisher speaks without keys, and this worker has some, which it does not give up: \

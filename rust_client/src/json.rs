@@ -84,7 +84,7 @@ impl<'de> Visitor<'de> for AnyValue {
         let mut object = Object::new();
         while let Some((key, value)) = entries.next_entry::<String, Value>()? {
             if object.contains_key(&key) {
-                return Err(de::Error::custom(format_args!("{:?} stands twice", key)));
+                return Err(de::Error::custom(format_args!("{:?} occurs twice", key)));
             }
             object.insert(key, value);
         }

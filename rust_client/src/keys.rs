@@ -299,7 +299,7 @@ mod tests {
             ("hID\"", "hI~\"", "40 characters"),
             ("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", &"#".repeat(40), "40 characters"),
             ("\"w\"", "\"a*b*\"", "is not a name"),
-            ("\"publisher\"", "\"public\"", "stands twice"),
+            ("\"publisher\"", "\"public\"", "occurs twice"),
             ("\"publisher\"", "\"else\"", "is missing"),
             ("{", "[", "is not a key file"),
         ] {

@@ -243,7 +243,7 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 fn duplicate_key<E: de::Error>(key: &str) -> E {
-    E::custom(format_args!("{:?} stands twice; each key may stand once", short(key)))
+    E::custom(format_args!("{:?} occurs twice; each key may occur once", short(key)))
 }
 
 /// Reads the description of the tensor of this name.

@@ -429,7 +429,7 @@ fn a_patch_that_is_refused_or_never_comes_is_given_up() {
     world.wait(Duration::from_secs(10));
     assert!(world.ready.is_empty() && world.publisher.unpatched.len() == 1, "it is patient");
     world.wait(Duration::from_secs(50));
-    assert_eq!(world.publisher.unpatched[1], "nothing more of it comes");
+    assert_eq!(world.publisher.unpatched[1], "no more of its chunks arrive");
     world.apply();
     assert_eq!(world.runs, Some((3, three.data)));
     assert_eq!(world.notices.len(), 2, "{:?}", world.notices);

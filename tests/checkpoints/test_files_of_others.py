@@ -183,7 +183,7 @@ def test_what_the_library_opens_is_opened_or_over_a_limit(
 
 def limit_of(text: str) -> str:
     """Return which limit a text names."""
-    limits = ("stands twice", "has 1 to 4096", "dimensions up to", "beyond 2**53 bits")
+    limits = ("occurs twice", "has 1 to 4096", "dimensions up to", "beyond 2**53 bits")
     return next(words for words in limits if words in text)
 
 
@@ -208,7 +208,7 @@ def test_of_two_entries_of_one_name_none_is_chosen(tmp_path: Path, text: str) ->
     written = file_of(text)
     safetensors.deserialize(written)
     (path := tmp_path / "a.safetensors").write_bytes(written)
-    with pytest.raises(CheckpointError, match="stands twice") as raised:
+    with pytest.raises(CheckpointError, match="occurs twice") as raised:
         open_checkpoint(path)
     assert isinstance(raised.value.__cause__, LimitError)
 

@@ -168,7 +168,7 @@ def info(**changes: Any) -> dict[str, Any]:
         (header({"": F32}), "has 0 bytes"),
         (header({"a" * (NAME_BYTES_MAX + 1): F32}), "has 4097 bytes"),
         (header({"__metadata__": {"": "a"}, "a": F32}), "has 0 bytes"),
-        (framed(b'{"__metadata__":{"x":"1","x":"2"}}'), "stands twice"),
+        (framed(b'{"__metadata__":{"x":"1","x":"2"}}'), "occurs twice"),
         (framed(b'{"a":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}'), "has a sign"),
     ],
 )

@@ -37,7 +37,7 @@ def of_rules() -> dict[str, Level]:
     for text in pages().values():
         for rule, level, _ in RULE.findall(text):
             if rule in found:
-                raise ValueError(f"{rule} stands twice")
+                raise ValueError(f"{rule} occurs twice")
             found[rule] = None if level == "-" else int(level)
     return found
 

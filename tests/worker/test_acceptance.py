@@ -153,5 +153,5 @@ def test_what_is_in_no_string_is_found_however_it_is_cut(
         text[:-1] + b',"a":{"dtype":"U8","shape":[1],"data_offsets":[7,8]}}',
         text.replace(b"[0,1]", b"[-0,1]"),
     ):
-        with pytest.raises(LayoutError, match=r"stands twice|has a sign"):
+        with pytest.raises(LayoutError, match=r"occurs twice|has a sign"):
             Layout.parse(len(broken).to_bytes(8, "little") + broken)

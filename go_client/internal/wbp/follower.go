@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	nothingFits = "nothing comes that fits what was announced"
+	nothingFits = "no chunks arrive that fit the announcement"
 	appliesMax  = 3 // consecutive applies that fail half-way before a version is rejected
 	restartsMax = 3 // digest mismatches before the version is declined
 )
@@ -622,7 +622,7 @@ func (s *follower) resume(now time.Duration) []Effect {
 func (s *follower) tick(now time.Duration) []Effect {
 	if v := s.versions.inPhase(arriving); v != nil {
 		if v.transfer.isExhausted() && v.transfer.patch != nil {
-			return s.patches.giveUp(v, "nothing more of it comes", now)
+			return s.patches.giveUp(v, "no more of its chunks arrive", now)
 		}
 		if v.transfer.isExhausted() { // W12
 			return s.decline(v, CodeDigestMismatch, nothingFits, now)

@@ -71,7 +71,7 @@ func (r *bitReader) unary(most uint32) (uint32, error) {
 	for {
 		zeros := bits.TrailingZeros64(r.peek() | 1<<peekedBits)
 		if value += uint32(zeros); value > most {
-			return 0, errors.New("a code leads beyond what it may")
+			return 0, errors.New("a code exceeds its limit")
 		}
 		if zeros < peekedBits {
 			r.at += zeros + 1 // the 1 is before the end, after which all bits are zero

@@ -37,7 +37,7 @@ type Owner struct {
 type HungUpError struct{ Err error }
 
 func (e *HungUpError) Error() string {
-	return "the other side hangs up in the handshake: " + e.Err.Error()
+	return "the other side closes the connection in the handshake: " + e.Err.Error()
 }
 
 // Unwrap returns the error of the network.

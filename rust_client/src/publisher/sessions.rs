@@ -171,7 +171,7 @@ impl PublisherMachine {
     pub(super) fn lose_behind(&mut self, relay: &str, now: Time) {
         for name in self.roster.names_behind(relay) {
             if self.roster.get(&name).map_or(false, |peer| !peer.is_lost()) {
-                self.lose(&name, PeerEvent::Silent, &format!("relay {} before it is gone", relay), now);
+                self.lose(&name, PeerEvent::Silent, &format!("its relay {} is gone", relay), now);
                 self.roster.touch(&name);
             }
         }
