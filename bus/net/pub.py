@@ -5,8 +5,8 @@ sends. A small message is in the kernel when `send` returns; the parts of a larg
 whenever the kernel has room. Each subscriber has a queue. A message that does not fit into the
 queue of a subscriber is dropped for that subscriber alone, as with ZeroMQ's PUB.
 
-If a subscriber does not read (a stopped process, for instance), the memory that the next version
-needs is still available (`outgoing.py`).
+A subscriber that does not read (a stopped process, for instance) does not keep the publisher from
+reusing the memory of a version for the next one (`outgoing.py`).
 
 One thread owns all of these objects; no method blocks.
 """

@@ -1,8 +1,8 @@
 """The publisher's control socket: our own ROUTER socket, on TCP or a Unix socket.
 
 libzmq processes bytes before a program sees messages: it serves peers of older protocols, answers
-pings by itself, collects the frames of a message without a limit, and aborts the process in some of
-these cases (version 4.3.5 of libzmq). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on
+pings by itself, and collects the frames of a message without a limit. A peer can use some of these
+to abort the process (libzmq 4.3.5). So the publisher speaks ZMTP 3 (ZeroMQ RFC 23) itself, as on
 the data port: it sees each connection, counts its bytes, and can close it.
 
     greeting (64 bytes) ──> handshake ──> open: messages and commands
@@ -254,7 +254,7 @@ class Router:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Do what is due: accept, search, close. Call this at the time `due`."""
+        """Accept, look for readable connections, and close late ones, as due. Call at `due`."""
         if now >= self._search_at:
             self._search(now)
         if now >= self._tick_at:

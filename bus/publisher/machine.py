@@ -9,7 +9,7 @@ one record (`state.py`); the modules on the right handle the events.
     publish ──> announce, chunk..., end        pushed to all; or announce and    publishing.py
                                                end, to some workers only
     fetch ──> chunk...  | announce, end | refuse(gone)                           serving.py
-    below ──> (as the reports of the workers behind a relay)                     behind.py
+    below ──> (a relay's report: as reports of its workers)                      behind.py
     applied | staged | failed                  advance the publish               reports.py
     staged ──> commit | abort                  after the decision                calls.py
     silence ──> lost                                                             sessions.py

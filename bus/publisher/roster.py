@@ -168,7 +168,7 @@ class Peer:
 
     @property
     def relay(self) -> bool:
-        """True if the worker is a relay, which passes versions on, and for which no call waits."""
+        """True if the worker is a relay: it passes versions on, and no publish waits for it."""
         return RELAY in self.hello.features
 
     # The session.

@@ -2,9 +2,9 @@
 
 A patch consists of blocks (`format.py`). Each block is encoded in the mode that needs the fewest
 bytes. The *step* of an element is how far its value moved: the number of representable values from
-the old one to the new one. Elements form one class or, for dtypes with a known exponent, sixteen
-classes by their exponents. The probability of a change halves from one exponent to the next. So the
-gaps between changed elements are shorter if only elements of the same class are counted.
+the old one to the new one. Elements form one class or, for BF16 and F16, sixteen classes by their
+exponents. With each larger exponent, a change is half as probable. So changes are evenly dense only
+within a class, and gaps that are counted in elements of one class need fewer bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from .patch import Delta
 
 
 def _do_nothing() -> None:
-    """Do nothing: the default of `step`."""
+    """Do nothing: the default of the parameter `step`, a callback."""
 
 
 def encode(

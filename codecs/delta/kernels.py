@@ -72,7 +72,7 @@ def write(
 
 
 def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, NDArray[np.uint16]]:
-    """Return (positions that a body with steps changes, new elements at these positions).
+    """Decode a body of steps: return (positions of changed elements, their new values).
 
     Raises:
         PatchError: The body is malformed, or does not fit this block of the base.

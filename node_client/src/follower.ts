@@ -2,8 +2,8 @@
  * Runs the worker's state machine of one model: handles the model's messages and moves the model's
  * versions through their phases (`phases.ts`).
  *
- * A newer version displaces an older one that is arriving. The worker then receives the newer
- * version completely before it starts to receive another.
+ * A newer version displaces an older one that is arriving, but not twice in a row: the version that
+ * displaced another is received completely, even if a still newer one is announced.
  */
 
 import { type FailedCode, TRANSIENT } from "./codes.js";
@@ -368,7 +368,7 @@ export class Follower {
   /** Handle the start of a session. `latest` is the publisher's latest version. */
   reconnected(latest: Key, now: number): Effect[] {
     this.versions.reconnected(latest.epoch, now);
-    this.#tornApplies = Math.min(this.#tornApplies, 1); // of the previous session, one counts
+    this.#tornApplies = Math.min(this.#tornApplies, 1); // earlier sessions count as one torn apply
     this.planner.reconnected();
     const heldBack = this.versions.inPhases("ready", "applying", "staged");
     return [...reports.staged(this.model, heldBack), ...this.planner.noteLatest(latest, now)];

@@ -84,7 +84,7 @@ export function keysOfEach(
   return addresses.map((address, index) => {
     const keys = workerKeys(list[index], name);
     if (keys !== null) return keys;
-    const why = "a worker with keys connects to no publisher without keys";
+    const why = "a worker that has keys needs a key for each publisher";
     throw new KeysError(`no keys for ${address}: ${why}; give one for each address, or none`);
   });
 }

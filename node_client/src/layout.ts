@@ -52,7 +52,7 @@ export class Layout {
   /**
    * Parse a layout. `bytes` includes the 8 bytes that give its length.
    *
-   * @param namesMax - the most names of tensors and metadata to read.
+   * @param namesMax - the maximum number of names, of tensors and metadata together.
    * @throws LayoutError - and no other error - if the bytes break a rule.
    */
   static parse(bytes: Uint8Array, namesMax?: number): Layout {

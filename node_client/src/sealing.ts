@@ -80,7 +80,7 @@ export function namesOf({ model, encoding, epoch, version, base = [0, 0] }: Subj
   return Buffer.concat([text(model), text(encoding), ...numbers]);
 }
 
-/** Return the associated data that authenticates a payload of `size` bytes. */
+/** Return the associated data of a payload of `size` bytes: fields that its tag covers, too. */
 export function associatedOf(of: Subject, purpose: Purpose, index: number, size: number): Buffer {
   const sizes = [index, size, of.nbytes, of.chunk_bytes].map(u64);
   return Buffer.concat([namesOf(of), u32(purpose), ...sizes]);

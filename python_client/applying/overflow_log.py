@@ -21,5 +21,7 @@ class OverflowLog:
         new = {name: each for name, each in found.items() if name not in self._logged}
         if new:
             self._logged.update(new)
-            self._log.warning("%s: %s; BF16 has the range of F32", version, sentence(new))
+            self._log.warning(
+                "%s: %s; BF16, unlike F16, has the range of F32", version, sentence(new)
+            )
         return sentence(found)

@@ -416,7 +416,7 @@ class ReadingLock:
     # For writers.
 
     def check_not_reading(self) -> None:
-        """Check that this thread or task does not read: it would wait for itself to write.
+        """Check that this thread or task reads nothing: otherwise a write waits for it for ever.
 
         Raises:
             RuntimeError: It is inside a reading block.

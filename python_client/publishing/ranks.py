@@ -263,7 +263,7 @@ class Ranks:
         return key
 
     def read_shared(self, key: str) -> str:
-        """Return the text with this hash, on another rank, in the round whose plan has the hash."""
+        """Return the text with this hash, which rank 0 wrote for the round. For other ranks."""
         texts = self.state.texts
         found = texts.pop(key, None)
         texts[key] = self._get(f"text/{key}") if found is None else found

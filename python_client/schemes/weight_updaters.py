@@ -280,7 +280,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         return True
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Count this push for a worker; return whether the interval leaves out the worker."""
+        """Count this push for a worker; return whether it is too early for the worker's update."""
         self._batches_since_weight_update[worker_id] += 1
         return self._batches_since_weight_update[worker_id] <= self.max_interval
 

@@ -7,7 +7,7 @@
 //! ```text
 //! HELLO      C', proof that the client knows S (C'->S)
 //! WELCOME    S', cookie (S->C')
-//! INITIATE   cookie; C, a vouch for C' (C->S'), metadata (C'->S')
+//! INITIATE   cookie; box C'->S' of: C, box C->S' of a vouch for C', metadata
 //! READY      metadata (S'->C'), or ERROR
 //! MESSAGE    flags, a frame (C'->S' or S'->C')
 //! ```

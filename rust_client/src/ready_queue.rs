@@ -2,8 +2,8 @@
 //!
 //! At most one version of each model waits here: a newer version replaces an older one. Versions
 //! that were published as one form a *group*: they enter and leave the queue together. If a newer
-//! version replaces one version of a group, the other versions of this group join the group of the
-//! newer version, so that no model of a group lags behind another.
+//! version replaces a member of a group, the other members are taken together with the newer version
+//! and its group, so that no model of a group lags behind another.
 
 use crate::error::Error;
 use crate::limits::MODELS_MAX;

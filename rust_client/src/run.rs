@@ -423,7 +423,7 @@ impl Loop {
         let new: Vec<Overflow> = lost.iter().filter(is_new).cloned().collect();
         if !new.is_empty() {
             let text = format!(
-                "version {} of {}: {}; BF16 has the range of F32",
+                "version {} of {}: {}; BF16, unlike F16, has the range of F32",
                 version,
                 model,
                 overflow_text(&new)

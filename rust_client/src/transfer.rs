@@ -18,14 +18,14 @@
 //! fetched at once. Any other missing chunk may still be pushed, and is fetched after `end`, or
 //! when nothing has arrived for a while. At most a window of chunks is requested at a time. If no
 //! answer comes in time, all requested chunks are missing again, and the timeout doubles until a
-//! chunk arrives. Answers come in the order of the requests: before the publisher answers a ping
-//! that was sent after a fetch, the chunks may still arrive, and the longest timeout applies.
+//! chunk arrives. The publisher answers in order. So as long as it has not answered a ping that was
+//! sent after a fetch, the chunks of that fetch may still arrive, and the longest timeout applies.
 //!
 //! A patch may arrive instead of the version, into a separate buffer. The version is then decoded
 //! from the patch.
 //!
-//! Chunks that sources have are fetched there, in other threads. Until a source's job ends, the
-//! chunks of the job are accepted only from this source.
+//! A *source* is a rank of a sharded trainer that has some of the chunks. Other threads fetch these
+//! from the source, as a *job*. Until the job ends, its chunks are accepted only from this source.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;

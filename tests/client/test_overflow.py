@@ -46,7 +46,7 @@ def test_a_worker_that_converts(
             assert receipt.workers["w0"].state == "applied"
             assert receipt.workers["w0"].detail == wanted
             assert receipt.detail == ""
-        assert named(caplog) == [f"m version 1: {wanted}; BF16 has the range of F32"]
+        assert named(caplog) == [f"m version 1: {wanted}; BF16, unlike F16, has the range of F32"]
         small = {name: tensor.clamp(-1, 1) for name, tensor in F32.items()}
         receipt = publisher.publish("m", small, timeout=SECONDS)
         assert receipt.workers["w0"].detail == ""
@@ -104,7 +104,7 @@ def test_a_publisher_that_converts(source: str, caplog: pytest.LogCaptureFixture
             assert receipt.workers["w0"].detail == ""
         few = Settings(dtype="bf16")
         assert publisher.publish("other", weights, require=0, settings=few).detail == ""
-    assert named(caplog) == [f"m: {wanted}; BF16 has the range of F32"]
+    assert named(caplog) == [f"m: {wanted}; BF16, unlike F16, has the range of F32"]
     assert np.isinf(target["head"]).sum() == 5
 
 

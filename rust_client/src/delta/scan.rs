@@ -1,7 +1,8 @@
 //! Compares two blocks: finds the elements that change, and by which steps.
 //!
-//! Each block is read once, 64 elements at a time: this pass finds the steps both as one class and
-//! by class (`encode.rs`). All classes are counted at once, each in one byte of a 128-bit number.
+//! Each block is read once, 64 elements at a time. The pass collects what both encodings need
+//! (`encode.rs`): all elements as one class, and elements in sixteen classes. All classes are counted
+//! at once, each in one byte of a 128-bit number.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, ordinal_of, Classes, BF16, F16};
