@@ -355,7 +355,7 @@ fn all_of_a_version_is_fetched_where_its_patch_is_of_no_use() {
             v.patches[0].0.digest = own.digest;
         }),
         ("begin with", |v| v.patches[0].1[0] ^= 1),
-        ("follow behind the last block", |v| {
+        ("follow the last block", |v| {
             v.patches[0].1.push(0);
             v.patches[0].0.nbytes += 1;
         }),

@@ -201,7 +201,7 @@ def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
 def test_what_is_lent_is_nobodys_to_read() -> None:
     bench = Bench()
     version = bench.publish()
-    with pytest.raises(AssertionError, match="that is reclaimable"):
+    with pytest.raises(AssertionError, match="is reclaimable"):
         data_of(version)
     assert bench.versions.get(1) is version
     assert data_of(version) == b"\1" * CHUNK

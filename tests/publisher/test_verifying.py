@@ -237,7 +237,7 @@ def test_why_a_worker_cannot_be_verified_is_said() -> None:
     assert verdict(bench.ask("w")).code == "absent", "it runs nothing"
     told = verdict(bench.ask("old"))
     assert told.code == "unsupported"
-    assert "other-client/1.0 cannot say" in told.text
+    assert "other-client/1.0 computes no checksums" in told.text
     version, _ = bench.publish()
     bench.run(version, "w")
     later, _ = bench.publish()
@@ -600,7 +600,7 @@ def test_an_earlier_publisher_is_said_to_be_one(
         monkeypatch.setattr("weightbus.bus.publisher.machine.to_publisher", earlier)
         done = run("verify", publisher.address)
     assert done.exit_code == 2
-    assert "earlier version" in done.stderr
+    assert "earlier release" in done.stderr
 
 
 def test_a_worker_goes_on_answering_pings_while_it_is_looked_at(

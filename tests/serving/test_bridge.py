@@ -139,7 +139,7 @@ def test_a_server_that_loads_neither_version(tmp_path: Path) -> None:
         stays = "it may hold parts of both, so it stays paused until it loads a version"
         assert stays in told(receipt)[1]
         assert "publish again, or restart it" in told(receipt)[1]
-        assert "no version runs until one is applied" in said
+        assert "no version runs until the next one is applied" in said
         assert engine.paused
         (text,) = stand.target.sync() or []  # it tries again, and still leaves it paused
         assert stays in text
@@ -353,7 +353,7 @@ def test_what_cannot_be_brought_back_is_said(tmp_path: Path) -> None:
         assert told(receipt)[0] == "failed"
         assert f"{one.url} has the new version; nor has it loaded what it" in told(receipt)[1]
         assert "as before" not in told(receipt)[1]
-        assert "no version runs until one is applied" in said  # so this one is tried again
+        assert "no version runs until the next one is applied" in said  # so this one is tried again
         assert (one.paused, two.paused) == (True, False)
         for engine in (one, two):
             engine.faults.clear()
