@@ -219,7 +219,7 @@ fn a_source_of_another_version_or_epoch_is_given_up() {
     let mut later = Publisher::new(2, "tcp://*:1");
     let (requested, _, notice) = with_one(Box::new(move |header| Some(later.hear(header))));
     assert!(requested.is_empty());
-    assert!(notice.contains("it is of epoch 2"), "{}", notice);
+    assert!(notice.contains("its epoch is 2, not 1"), "{}", notice);
 }
 
 fn damaged((header, mut payloads): Message) -> Message {
