@@ -348,7 +348,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 				k.control(nil, &Pong{Token: k.now.Milliseconds() + 1, Epoch: 7, Models: map[string]int64{}}, nil)
 			}
 			k.do(k.Tick(k.now)) // the requests for the whole version are repeated
-		}, "nothing more of it"},
+		}, "no more of its chunks"},
 	} {
 		for _, sealed := range []bool{false, true} {
 			k := newTaker(t, sealed)
