@@ -135,7 +135,7 @@ def test_wrong_bytes_are_noticed(name: str) -> None:
         measured.publish_once()
         measured.check()
         model.advance()  # the worker does not have this
-        with pytest.raises(WrongBytes, match="worker 0 holds"):
+        with pytest.raises(WrongBytes, match="worker 0 has"):
             measured.check()
     finally:
         measured.stop()
@@ -159,7 +159,7 @@ def test_a_peer_publishes_to_two_workers_that_are_isolated(
     assert introduced(name, publisher).kind == "peer"
     answer = publisher.ask("publish 2", HOST_SECONDS)  # which compares every byte
     assert len(answer["seconds"]) == 2
-    with pytest.raises(ProcessError, match="WrongBytes: worker 0 holds"):
+    with pytest.raises(ProcessError, match="WrongBytes: worker 0 has"):
         publisher.ask("stray", HOST_SECONDS)
 
 
