@@ -163,5 +163,5 @@ def test_many_workers_are_drawn_in_bounded_time(
         assert browser.value("document.querySelectorAll('path').length") == 4
         browser.value("document.getElementById('show-more').click()")
         wait_for(lambda: rows(browser) == 400, "more of them", SECONDS)
-        browser.value("look({ filter: 'w99' })")
+        browser.value("changeView({ filter: 'w99' })")
         wait_for(lambda: rows(browser) == (11 if count == 1000 else 111), "some", SECONDS)
