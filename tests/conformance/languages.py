@@ -1,5 +1,6 @@
 """The languages: how a driver is built and found, and what a client declares it cannot do."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,8 @@ class Language:
         try:
             done = subprocess.run(  # noqa: S603 - a Makefile of ours
                 ["make", "-C", str(self.root / self.folder), "driver"],  # noqa: S607
+                # `make chaos SOURCES=1` must not replace the variable SOURCES of a client's Makefile
+                env={name: text for name, text in os.environ.items() if name != "MAKEFLAGS"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -105,6 +105,6 @@ def test_a_worker_that_changed_its_weights_is_found_by_name(
 def test_a_workers_key_looks_at_nothing(publisher: ProcessPublisher, keys: Path) -> None:
     with (
         Observer(publisher.address, WorkerKeys.read(keys / "workers" / "w.json")) as observer,
-        pytest.raises(RefusedError, match="only an observer's key looks on"),
+        pytest.raises(RefusedError, match="only an observer's key may watch"),
     ):
         observer.look(SECONDS)

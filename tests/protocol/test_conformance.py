@@ -282,6 +282,18 @@ def test_what_is_not_played_behind_a_relay_is_said_of_scenarios_that_there_are()
     assert run.counts_of(made) == ["Python: 1 passed, 0 failed, 1 left out"]
 
 
+def test_variables_of_a_make_around_it_do_not_reach_the_build_of_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").mkdir()
+    rule = "SOURCES := Makefile\ndriver: $(SOURCES)\n\tmkdir build && touch build/driver\n"
+    (tmp_path / "x" / "Makefile").write_text(rule)
+    monkeypatch.setenv("MAKEFLAGS", " -- SOURCES=1")
+    language = Language("x", "X", "x", ("make",), root=tmp_path)
+    language.build()
+    assert Path(language.command[0]).is_file()
+
+
 def test_clients_and_a_publisher_can_be_of_another_checkout(tmp_path: Path) -> None:
     folder = str(tmp_path)
     options = run.parse(["--clients", folder, "--publisher-of", folder])
