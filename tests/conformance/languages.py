@@ -63,7 +63,7 @@ class Language:
         try:
             done = subprocess.run(  # noqa: S603 - a Makefile of ours
                 ["make", "-C", str(self.root / self.folder), "driver"],  # noqa: S607
-                # `make chaos SOURCES=1` must not replace the variable SOURCES of a client's Makefile
+                # `make chaos SOURCES=1` must not replace SOURCES in a client's Makefile
                 env={name: text for name, text in os.environ.items() if name != "MAKEFLAGS"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
