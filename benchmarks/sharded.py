@@ -82,33 +82,33 @@ class Exchange:
     def __init__(self, undo: ExitStack) -> None:
         self.seconds, self._begun = 0.0, 0.0
         lead, follow, offer = Ranks.lead, Ranks.follow, Sharded.offer
-        stage: Callable[..., object] = vars(sharded)["_staged"]
+        stage: Callable[..., object] = vars(sharded)["_stage"]
 
-        def leads(*about: Any) -> Round:
+        def leads(*about: Any, **options: Any) -> Round:
             dist.barrier()
             begun = time.perf_counter()
-            found = lead(*about)
+            found = lead(*about, **options)
             self.seconds = time.perf_counter() - begun
             return found
 
-        def follows(*about: Any) -> Round:
+        def follows(*about: Any, **options: Any) -> Round:
             dist.barrier()
-            return follow(*about)
+            return follow(*about, **options)
 
-        def stages(*about: Any) -> object:
-            found = stage(*about)
+        def stages(*about: Any, **options: Any) -> object:
+            found = stage(*about, **options)
             dist.barrier()
             self._begun = time.perf_counter()
             return found
 
-        def offers(*about: Any) -> VersionOffer:
-            found = offer(*about)
+        def offers(*about: Any, **options: Any) -> VersionOffer:
+            found = offer(*about, **options)
             self.seconds += time.perf_counter() - self._begun
             return found
 
         undo.enter_context(patch.object(Ranks, "lead", leads))
         undo.enter_context(patch.object(Ranks, "follow", follows))
-        undo.enter_context(patch.object(sharded, "_staged", stages))
+        undo.enter_context(patch.object(sharded, "_stage", stages))
         undo.enter_context(patch.object(Sharded, "offer", offers))
 
 
