@@ -449,14 +449,15 @@ class Router:
         Call `receive` first, until it returns None: closed connections may have unparsed messages.
         """
         found: list[tuple[bytes, str]] = []
-        closed = [(peer, now + ENDING_SECONDS) for peer in self.closed]
-        ending, self.closed, self._ending = self._ending, [], []
-        for index, (peer, until) in enumerate(closed + ending):
+        peers = [(peer, now + ENDING_SECONDS, True) for peer in self.closed]
+        peers += [(peer, until, False) for peer, until in self._ending]
+        self.closed, self._ending = [], []
+        for peer, until, newly_closed in peers:
             process = peer.process
             if process is not None and process.ended:
                 found.append((peer.identity, f"its process, {process.pid}, has ended"))
                 continue
-            if index < len(closed):
+            if newly_closed:
                 found.append((peer.identity, ""))
             if process is not None and now < until:
                 self._ending.append((peer, until))

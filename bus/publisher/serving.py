@@ -225,12 +225,18 @@ def missed(state: PublisherState, peer: Peer, model: str, now: float) -> Version
     failed, _ = peer.seen.failed.get(model, (0, ""))
     if peer.runs(model) >= version.key or failed == version.version:
         return None
-    doing = peer.incoming.get(model)
+    return None if _is_under_way(state, peer, version, now) else version
+
+
+def _is_under_way(state: PublisherState, peer: Peer, version: Version, now: float) -> bool:
+    """Return whether a version is staged at a worker, or arrives there and makes progress.
+
+    A worker does not report that it drops an arriving version.
+    """
+    doing = peer.incoming.get(version.model)
     if doing is None or doing.version != version.version:
-        return version
-    # a worker that drops an arriving version does not report this
-    stopped = doing.phase != "staged" and now - doing.since >= state.timing.lost_after
-    return version if stopped else None
+        return False
+    return doing.phase == "staged" or now - doing.since < state.timing.lost_after
 
 
 def announce_undecided(
@@ -264,10 +270,8 @@ def announce_owed(state: PublisherState, relay: Peer, model: str, now: float) ->
     Do nothing if that version is arriving there. A named worker may have moved behind the relay
     after the publish.
     """
-    version, doing = next_owed(state, relay, model), relay.incoming.get(model)
-    # a relay that drops an arriving version does not report this
-    progresses = doing is not None and now - doing.since < state.timing.lost_after
-    if version is None or (doing is not None and doing.version == version.version and progresses):
+    version = next_owed(state, relay, model)
+    if version is None or _is_under_way(state, relay, version, now):
         return []
     return describe(state, relay, version)
 

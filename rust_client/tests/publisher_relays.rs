@@ -365,6 +365,17 @@ impl World {
         self.heard.push_back((self.step + 1, self.sessions[session].identity(), encode(&message)));
     }
 
+    /// Plays deeds, each followed by as many steps; then heals the tree, and lets it settle.
+    fn play(&mut self, deeds: Vec<(Deed, u32)>) {
+        for (deed, steps) in deeds {
+            self.act(deed);
+            (0..steps).for_each(|_| self.advance());
+        }
+        self.well = true;
+        (0..3).for_each(|at| self.notice(at));
+        (0..200).for_each(|_| self.advance());
+    }
+
     fn advance(&mut self) {
         self.step += 1;
         while self.heard.front().map_or(false, |(due, ..)| *due <= self.step) {
@@ -605,17 +616,7 @@ proptest! {
         deeds in prop::collection::vec((deed(), 0..80u32), 1..16),
     ) {
         let mut world = World::new(seed);
-        for (deed, steps) in deeds {
-            world.act(deed);
-            for _ in 0..steps {
-                world.advance();
-            }
-        }
-        world.well = true;
-        (0..3).for_each(|at| world.notice(at));
-        for _ in 0..200 {
-            world.advance();
-        }
+        world.play(deeds);
         let status = world.machine.status(world.now());
         for (w, worker) in world.workers.iter().enumerate() {
             let its = &status[&name(w)];
@@ -647,23 +648,13 @@ proptest! {
 fn of_two_relays_rows_about_a_worker_that_of_the_one_that_heard_it_last_is_kept() {
     let mut world = World::new(7650168117963695133);
     let now = || How::Applied(None);
-    for (deed, steps) in [
+    world.play(vec![
         (Deed::Publish { how: now(), timeout: 1 }, 20),
         (Deed::Kill(1, 3), 0),
         (Deed::Reconnect(0, 64), 55),
         (Deed::Publish { how: now(), timeout: 1 }, 8),
         (Deed::Kill(1, 1), 19),
-    ] {
-        world.act(deed);
-        for _ in 0..steps {
-            world.advance();
-        }
-    }
-    world.well = true;
-    (0..3).for_each(|at| world.notice(at));
-    for _ in 0..200 {
-        world.advance();
-    }
+    ]);
     let status = world.machine.status(world.now());
     assert_eq!(status[&name(1)].through, PLACES[world.workers[1].at]);
 }

@@ -164,17 +164,13 @@ impl PublisherMachine {
         let missed = |call: &&Publication| {
             let (model, number) = (&call.model, call.key.1);
             let failed = peer.observed.failed.get(model).map_or(0, |(failed, _)| *failed);
-            let arrives = peer.incoming.get(model).map_or(false, |its| {
-                let moves = now.saturating_sub(its.since) < self.timing.lost_after;
-                its.version == number && (moves || its.phase == ProgressPhase::Staged)
-            });
             call.is_undecided()
                 && peer.subscribes_to(model)
                 && self.roster.is_recipient(name, call.terms.workers.as_deref())
                 && !(peer.is_relay() && call.terms.workers.is_some()) // `announce_owed` announces it
                 && peer.running_key(model) < call.key
                 && failed != number
-                && !arrives
+                && !peer.is_under_way(model, number, self.timing.lost_after, now)
                 && now.saturating_sub(call.announced_at(name)) >= self.timing.ping
         };
         self.calls.open.values().filter(missed).map(|call| (call.model.clone(), call.key.1)).collect()

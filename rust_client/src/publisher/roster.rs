@@ -106,6 +106,15 @@ impl Peer {
         }
     }
 
+    /// True if a version is staged at the worker, or has made progress there within `patience`. A worker does
+    /// not report that it drops an arriving version.
+    pub fn is_under_way(&self, model: &str, number: u64, patience: Duration, now: Time) -> bool {
+        self.incoming.get(model).map_or(false, |its| {
+            let moves = now.saturating_sub(its.since) < patience;
+            its.version == number && (moves || its.phase == ProgressPhase::Staged)
+        })
+    }
+
     pub fn is_lost(&self) -> bool {
         self.phase.is(PeerPhase::Lost)
     }

@@ -3,7 +3,7 @@
 use super::effects::WorkerEventKind;
 use super::machine::PublisherMachine;
 use super::phases::{PeerEvent, TargetEvent};
-use super::roster::{is_relay, Delivery, Peer};
+use super::roster::{is_relay, Peer};
 use super::status::{doing_text, is_stuck};
 use super::store::Version;
 use crate::messages::*;
@@ -53,10 +53,8 @@ impl PublisherMachine {
             Some(number) => number,
             None => return,
         };
-        // A delivery without progress does not count: a relay does not report that it dropped a version.
-        let has_progress = |its: &&Delivery| now.saturating_sub(its.since) < self.timing.lost_after;
-        let arriving = self.roster.get(name).and_then(|relay| relay.incoming.get(model)).filter(has_progress);
-        if arriving.map_or(true, |its| its.version != number) {
+        let patience = self.timing.lost_after;
+        if self.roster.get(name).map_or(false, |relay| !relay.is_under_way(model, number, patience, now)) {
             self.announce_to(name, model, number, false);
         }
     }
